@@ -1,0 +1,271 @@
+"""Fixtures for tests with real processes and real database files."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DATABASE_VARIABLE = "RELAY_TEST_DB"
+
+# How long a process that was told to stop may take before it is killed, in seconds.
+STOP_SECONDS = 15.0
+
+# Helpers of Python's multiprocessing live as long as the process that first needed them.
+LONG_LIVED_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+T = TypeVar("T")
+
+
+def wait_until(
+    predicate: Callable[[], T],
+    timeout: float = 20.0,
+    message: str | Callable[[], str] = "",
+    interval: float = 0.01,
+) -> T:
+    """Poll ``predicate`` until it is true and return what it returned.
+
+    ``timeout`` and ``interval`` are in seconds. Raises ``AssertionError`` with ``message`` (a
+    text, or a function called at the end that describes the state) when the time is over.
+    """
+    deadline = time.monotonic() + timeout
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            detail = message() if callable(message) else message
+            raise AssertionError(f"not within {timeout:g} s: {detail or predicate}")
+        time.sleep(interval)
+    return value
+
+
+class Project:
+    """The suite's Django project on one database file, run as separate processes.
+
+    Every process it starts carries the file's path in its environment, and so do their children:
+    that is how ``close`` finds what was left running, whoever its parent is by then.
+    """
+
+    def __init__(self, database: Path, logs: Path) -> None:
+        self.database = database
+        self.logs = logs
+        self._spawned: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of every process of this project."""
+        return {
+            **os.environ,
+            DATABASE_VARIABLE: str(self.database),
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def manage(
+        self, *arguments: str, check: bool = True, timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``manage.py`` to its end. Raises ``AssertionError`` when ``check`` and it failed."""
+        return self._run(["manage.py", *arguments], check, timeout)
+
+    def python(
+        self, source: str, *arguments: str, check: bool = True, timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``source`` in a process of its own, with Django set up. Fails like ``manage``."""
+        setup = "import django; django.setup()\n"
+        return self._run(["-c", setup + source, *arguments], check, timeout)
+
+    def spawn(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start ``manage.py`` in the background; ``close`` stops it if the test did not.
+
+        Its output goes to ``log(process)``. It leads a process group of its own, so that a test
+        can signal the whole group as a terminal does.
+        """
+        return self._start([sys.executable, "manage.py", *arguments], options)
+
+    def spawn_python(self, source: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start ``source`` in the background, with Django set up."""
+        setup = "import django; django.setup()\n"
+        return self._start([sys.executable, "-c", setup + source, *arguments], options)
+
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        """Return what a spawned process has written so far, output and errors together."""
+        path = self._log_path(self._spawned.index(process))
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def rows(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Read the database with the standard library alone, past Relay and Django."""
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection:
+            return connection.execute(sql, parameters).fetchall()
+
+    def pids(self) -> dict[int, str]:
+        """Return the live processes of this project, as process id to command line."""
+        return _processes_with(f"{DATABASE_VARIABLE}={self.database}")
+
+    def stop(self, process: subprocess.Popen[bytes], timeout: float = STOP_SECONDS) -> int:
+        """End one process: first politely, after ``timeout`` seconds by force."""
+        if process.poll() is None:
+            process.terminate()
+            # A stopped process would never see the signal.
+            process.send_signal(signal.SIGCONT)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def close(self) -> None:
+        """End every process of this project. Raises ``AssertionError`` if one had to be hunted."""
+        for process in reversed(self._spawned):
+            self.stop(process)
+        strays = self._wait_for_strays()
+        for pid in strays:
+            _kill(pid)
+        assert not strays, f"left running by {self.database}: {strays}"
+
+    def _run(
+        self, arguments: list[str], check: bool, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            pytest.fail(f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def _start(self, command: list[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        environment = {**self.environment, **options.pop("env", {})}
+        with self._log_path(len(self._spawned)).open("wb") as log:
+            defaults: dict[str, Any] = {
+                "cwd": ROOT,
+                "stdin": subprocess.DEVNULL,
+                "stdout": log,
+                "stderr": subprocess.STDOUT,
+                "start_new_session": True,
+            }
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, env=environment, **{**defaults, **options}
+            )
+        self._spawned.append(process)
+        return process
+
+    def _log_path(self, index: int) -> Path:
+        return self.logs / f"process-{index}.log"
+
+    def _wait_for_strays(self) -> dict[int, str]:
+        """Give orphans of a killed parent a moment to notice; return those that did not."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while (strays := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return strays
+
+
+def _processes_with(variable: str) -> dict[int, str]:
+    """Return live processes, other than this one, whose environment holds ``variable``."""
+    needle = variable.encode()
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if needle in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = _command_line(entry)
+        except OSError:
+            # It ended between the listing and the reading, or belongs to someone else.
+            continue
+    found.pop(os.getpid(), None)
+    return found
+
+
+def _command_line(entry: Path) -> str:
+    return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _children() -> dict[int, str]:
+    """Return this process's children, dead but unreaped ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {}
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            # The parent's id is the second field after the command, which is in parentheses.
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                found[int(entry.name)] = _command_line(entry)
+        except OSError:
+            continue
+    return {
+        pid: line
+        for pid, line in found.items()
+        if not any(name in line for name in LONG_LIVED_CHILDREN)
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Fail the test that leaves a child process, running or unreaped."""
+    before = _children()
+    yield
+    left = {pid: line for pid, line in _children().items() if pid not in before}
+    for pid in left:
+        _kill(pid)
+        os.waitpid(pid, 0)
+    assert not left, f"child processes left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def migrated_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a migrated, closed database file, to be copied and never opened."""
+    directory = tmp_path_factory.mktemp("template")
+    project = Project(directory / "relay.sqlite3", directory / "logs")
+    project.manage("migrate", "--verbosity", "0")
+    wal = project.database.with_name(project.database.name + "-wal")
+    assert not wal.exists(), "the last close should have checkpointed the log"
+    return project.database
+
+
+@pytest.fixture
+def database_file(migrated_template: Path, tmp_path: Path) -> Path:
+    """Return a migrated database file of this test's own."""
+    return Path(shutil.copyfile(migrated_template, tmp_path / "relay.sqlite3"))
+
+
+@pytest.fixture
+def project(database_file: Path, tmp_path: Path) -> Iterator[Project]:
+    """Return the project on a scratch file, for tests whose work is all done by processes."""
+    project = Project(database_file, tmp_path / "logs")
+    yield project
+    project.close()
+
+
+@pytest.fixture
+def live_project(transactional_db: None, tmp_path: Path) -> Iterator[Project]:
+    """Return the project on the test database itself, shared with the test's own connection."""
+    from django.db import connection
+
+    project = Project(Path(connection.settings_dict["NAME"]), tmp_path / "logs")
+    yield project
+    project.close()

@@ -1,0 +1,103 @@
+"""Settings of the test suite.
+
+``RELAY_TEST_DB`` names the database file. Fixtures set it for the processes they start, so that
+a test and its workers share one file. Without it, the suite uses a directory of its own that is
+removed at exit.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import django
+
+
+def _scratch_directory() -> Path:
+    """Make a directory for this process's databases, removed when this process exits."""
+    directory = Path(tempfile.mkdtemp(prefix="relay-tests-"))
+    owner = os.getpid()
+
+    def remove() -> None:
+        # A forked child runs the same exit handlers: it must not take the parent's files away.
+        if os.getpid() == owner:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(remove)
+    return directory
+
+
+_named = os.environ.get("RELAY_TEST_DB")
+_database = Path(_named) if _named else _scratch_directory() / "relay.sqlite3"
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+SECRET_KEY = "only-for-tests"
+DEBUG = False
+ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
+ROOT_URLCONF = "tests.urls"
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# The fastest hasher Django has: no test is about the strength of a password.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+DATABASES: dict[str, dict[str, Any]] = {
+    "default": {
+        "ENGINE": "relay_queue.db.sqlite3",
+        "NAME": _database,
+        # A file, never memory: other processes must be able to open the test database. Under
+        # pytest-xdist each worker is its own process, with its own directory and its own suffix.
+        "TEST": {"NAME": str(_database.with_name("test.sqlite3"))},
+    }
+}
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rangefilter",
+    "relay_queue",
+    "tests",
+]
+if django.VERSION < (6, 0):
+    INSTALLED_APPS.append("django_tasks")
+
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+TASKS: dict[str, dict[str, Any]] = {
+    "default": {
+        "BACKEND": "relay_queue.backend.RelayBackend",
+        # An empty list means that any queue name is accepted.
+        "QUEUES": [],
+    }
+}
+
+RELAY: dict[str, Any] = {}
