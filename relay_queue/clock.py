@@ -1,0 +1,46 @@
+"""One reading of the wall clock per transaction, and the integer time that ranks are made of.
+
+In-process timers use ``time.monotonic`` and never this module: the wall clock may jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def _wall() -> datetime:
+    return datetime.now(UTC)
+
+
+_source: Callable[[], datetime] = _wall
+
+
+def now() -> datetime:
+    """Return the wall clock as an aware UTC datetime."""
+    return _source()
+
+
+@contextmanager
+def use(source: Callable[[], datetime]) -> Iterator[None]:
+    """Read the time from ``source`` inside the block: for simulations and tests."""
+    global _source  # noqa: PLW0603
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+def to_microseconds(moment: datetime) -> int:
+    """Return whole microseconds since 1970-01-01 UTC. Exact, unlike ``datetime.timestamp``."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_microseconds(microseconds: int) -> datetime:
+    """Return the aware UTC datetime of whole microseconds since 1970-01-01 UTC."""
+    return _EPOCH + timedelta(microseconds=microseconds)

@@ -1,0 +1,122 @@
+"""Every error that Relay raises on purpose.
+
+Messages name the value, the limit and the way out. Nothing is written when one of these is raised
+by an enqueue or an operator verb.
+"""
+
+from __future__ import annotations
+
+
+class RelayError(Exception):
+    """Base class of all errors that Relay raises."""
+
+
+class ConfigurationError(RelayError):
+    """``settings.RELAY`` or the arguments of a command do not make sense."""
+
+
+class InvalidJob(RelayError, ValueError):
+    """An enqueue was refused because a value is out of its bounds. Nothing was written."""
+
+
+class PayloadError(InvalidJob):
+    """The arguments cannot be stored as JSON, or are too large or too deep.
+
+    ``path`` says where, in the spelling of Python: ``kwargs['users'][3]``.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownQueue(InvalidJob):
+    """The queue is not one of those that ``RELAY["QUEUES"]`` lists."""
+
+
+class UnknownTask(InvalidJob):
+    """The dotted path does not lead to a task that a configured Relay backend owns."""
+
+
+class QueueFull(RelayError):
+    """The queue already holds as many unfinished jobs as its capacity admits."""
+
+    def __init__(self, queue: str, capacity: int, wanted: int = 1) -> None:
+        self.queue = queue
+        self.capacity = capacity
+        self.wanted = wanted
+        super().__init__(
+            f"queue {queue!r} is full: it admits {capacity} unfinished jobs and has no room for "
+            f"{wanted} more. Wait with wait_seconds=, enqueue later, or raise its capacity."
+        )
+
+
+class IdempotencyConflict(RelayError):
+    """The key is taken in this queue by a job with another task or another payload."""
+
+    def __init__(self, queue: str, key: str, job_id: int) -> None:
+        self.queue = queue
+        self.key = key
+        self.job_id = job_id
+        super().__init__(
+            f"idempotency key {key!r} of queue {queue!r} belongs to job {job_id}, which has another "
+            "task or other arguments. Use another key, or wait until that job is pruned."
+        )
+
+
+class InvalidTransition(RelayError):
+    """A job cannot go from the state it is in to the state that was asked for."""
+
+    def __init__(self, from_state: str, to_state: str, job_id: int | None = None) -> None:
+        self.from_state = from_state
+        self.to_state = to_state
+        self.job_id = job_id
+        which = "a job" if job_id is None else f"job {job_id}"
+        super().__init__(f"{which} cannot go from {from_state!r} to {to_state!r}")
+
+
+class JobNotFound(RelayError, LookupError):
+    """There is no job with this id: it never existed, or it was pruned or discarded."""
+
+    def __init__(self, job_id: int) -> None:
+        self.job_id = job_id
+        super().__init__(f"there is no job {job_id}; it may have been pruned or discarded")
+
+
+class Fatal(RelayError):
+    """Raise it in a task function to send the job to the dead letters at once."""
+
+
+class Retry(RelayError):
+    """Raise it in a task function to fail this attempt and choose the delay of the next one.
+
+    ``after_seconds`` replaces the back-off of this attempt; the attempt is charged as usual.
+    """
+
+    def __init__(self, message: str = "", *, after_seconds: float) -> None:
+        super().__init__(message or f"retry after {after_seconds:g} s")
+        self.after_seconds = after_seconds
+
+
+class Snooze(RelayError):
+    """Raise it in a task function to run the job again in ``seconds``, uncharged."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"snooze for {seconds:g} s")
+        self.seconds = seconds
+
+
+class Cancelled(RelayError):
+    """The job was cancelled, its time ran out, or its lease was lost while it ran."""
+
+
+class TimedOut(RelayError):
+    """The attempt went past its ``timeout_seconds``."""
+
+
+class Unstorable(RelayError):
+    """The outcome of a job could not be written for a reason that lies in its data."""
+
+
+class ChecksumMismatch(RelayError):
+    """The stored job is not the one that was enqueued: its checksum does not fit."""

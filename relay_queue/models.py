@@ -1,0 +1,273 @@
+"""The tables of the queue: fields, indexes and constraints. Only `relay_queue.store` writes them.
+
+Times are aware UTC. Durations are seconds. JSON is kept as text, so that its bytes are the same on
+every database and the checksum over them holds.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
+
+from relay_queue.states import Outcome, State
+
+
+class Queue(models.Model):
+    """A named stream of jobs, and the limits an operator has set on it."""
+
+    name = models.CharField(_("name"), max_length=100, primary_key=True)
+    capacity = models.PositiveIntegerField(
+        _("capacity"), null=True, blank=True, help_text=_("Unfinished jobs; empty is unbounded.")
+    )
+    max_running = models.PositiveIntegerField(
+        _("max running"), null=True, blank=True, help_text=_("Open leases; empty is unbounded.")
+    )
+    aging_seconds = models.FloatField(
+        _("aging"),
+        null=True,
+        blank=True,
+        default=60.0,
+        help_text=_("Seconds of waiting worth one priority class; empty is strict priority."),
+    )
+    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"))
+    updated_at = models.DateTimeField(_("updated at"))
+
+    class Meta:
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class QueueCount(models.Model):
+    """How many jobs of a queue are in a state, exact in the transaction that moved them."""
+
+    queue = models.CharField(_("queue"), max_length=100)
+    state = models.CharField(_("state"), max_length=9, choices=State.choices)
+    shard = models.PositiveSmallIntegerField(_("shard"), default=0)
+    n = models.BigIntegerField(_("jobs"), default=0)
+
+    class Meta:
+        verbose_name = _("queue count")
+        verbose_name_plural = _("queue counts")
+        constraints = [
+            models.UniqueConstraint(fields=["queue", "state", "shard"], name="relay_count_key"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.state}: {self.n}"
+
+
+class Job(models.Model):
+    """One enqueued call of a task."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=100)
+    backend = models.CharField(_("backend"), max_length=100)
+    task = models.CharField(_("task"), max_length=255)
+    payload = models.TextField(_("payload"))
+    checksum = models.BigIntegerField(_("checksum"))
+    idempotency_key = models.CharField(_("idempotency key"), max_length=255, null=True, blank=True)
+    priority = models.SmallIntegerField(_("priority"), default=0)
+    rank = models.BigIntegerField(_("rank"))
+    state = models.CharField(_("state"), max_length=9, choices=State.choices)
+    attempt = models.PositiveIntegerField(_("attempt"), default=0)
+    attempt_base = models.PositiveIntegerField(_("attempt base"), default=0)
+    max_attempts = models.PositiveIntegerField(_("max attempts"))
+    losses = models.PositiveIntegerField(_("losses in a row"), default=0)
+    lease_seconds = models.FloatField(_("lease"))
+    timeout_seconds = models.FloatField(_("timeout"), null=True, blank=True)
+    backoff_base_seconds = models.FloatField(_("back-off base"))
+    backoff_max_seconds = models.FloatField(_("back-off limit"))
+    backoff_jitter = models.CharField(_("back-off jitter"), max_length=4)
+    available_at = models.DateTimeField(_("available at"))
+    created_at = models.DateTimeField(_("created at"))
+    started_at = models.DateTimeField(_("first started at"), null=True, blank=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+    result = models.TextField(_("result"), null=True, blank=True)
+    last_error = models.CharField(_("last error"), max_length=500, default="", blank=True)
+
+    class Meta:
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["queue", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False),
+                name="relay_job_key",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=list(State.values)), name="relay_job_state_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(attempt__gte=F("attempt_base"))
+                & Q(attempt__lte=F("attempt_base") + F("max_attempts")),
+                name="relay_job_budget_kept",
+            ),
+        ]
+        # Partial, each on one part of a job's life: a job that moves on leaves the index, so a
+        # million finished or future jobs cost a claim nothing.
+        indexes = [
+            models.Index(
+                fields=["queue", "rank", "id"],
+                condition=Q(state=State.READY),
+                name="relay_job_ready",
+            ),
+            models.Index(
+                fields=["available_at"],
+                condition=Q(state__in=[State.SCHEDULED, State.RETRYING]),
+                name="relay_job_due",
+            ),
+            models.Index(
+                fields=["queue"], condition=Q(state=State.RUNNING), name="relay_job_running"
+            ),
+            models.Index(
+                fields=["state", "finished_at"],
+                condition=Q(state__in=[State.SUCCEEDED, State.DEAD, State.CANCELLED]),
+                name="relay_job_finished",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"job {self.pk} {self.task}"
+
+
+class Worker(models.Model):
+    """A worker process, from its start until its row is pruned."""
+
+    id = models.BigAutoField(primary_key=True)
+    incarnation = models.CharField(_("incarnation"), max_length=32, unique=True)
+    name = models.CharField(_("name"), max_length=100)
+    host = models.CharField(_("host"), max_length=255)
+    boot_id = models.CharField(_("boot id"), max_length=64, default="", blank=True)
+    pid = models.PositiveIntegerField(_("pid"))
+    lock_device = models.BigIntegerField(_("lock device"), null=True, blank=True)
+    lock_inode = models.BigIntegerField(_("lock inode"), null=True, blank=True)
+    queues = models.TextField(_("queues"), default="", blank=True)
+    concurrency = models.PositiveIntegerField(_("concurrency"))
+    started_at = models.DateTimeField(_("started at"))
+    heartbeat_at = models.DateTimeField(_("heartbeat at"))
+    stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
+    stop_reason = models.CharField(_("stop reason"), max_length=200, default="", blank=True)
+    claimed = models.BigIntegerField(_("claimed"), default=0)
+    succeeded = models.BigIntegerField(_("succeeded"), default=0)
+    failed = models.BigIntegerField(_("failed"), default=0)
+    refused = models.BigIntegerField(_("refused"), default=0)
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        indexes = [
+            models.Index(
+                fields=["heartbeat_at"],
+                condition=Q(stopped_at__isnull=True),
+                name="relay_worker_alive",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.host}, pid {self.pid})"
+
+
+class Lease(models.Model):
+    """The right to run a job for a limited time, kept afterwards as the record of the attempt.
+
+    ``id`` is the epoch: a later lease has a larger one. ``token`` fences: whoever does not know it
+    changes nothing.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    job = models.ForeignKey(
+        Job, models.DO_NOTHING, related_name="leases", db_index=False, verbose_name=_("job")
+    )
+    attempt = models.PositiveIntegerField(_("attempt"))
+    token = models.CharField(_("token"), max_length=32)
+    worker = models.ForeignKey(
+        Worker,
+        models.DO_NOTHING,
+        related_name="leases",
+        null=True,
+        blank=True,
+        db_constraint=False,  # a pruned worker must not take the ledger with it
+        db_index=False,
+        verbose_name=_("worker"),
+    )
+    acquired_at = models.DateTimeField(_("acquired at"))
+    expires_at = models.DateTimeField(_("expires at"))
+    renewed_at = models.DateTimeField(_("renewed at"), null=True, blank=True)
+    ended_at = models.DateTimeField(_("ended at"), null=True, blank=True)
+    outcome = models.CharField(
+        _("outcome"), max_length=9, choices=Outcome.choices, null=True, blank=True
+    )
+    error = models.CharField(_("error"), max_length=255, default="", blank=True)
+    traceback = models.TextField(_("traceback"), default="", blank=True)
+    refused_at = models.DateTimeField(_("refused at"), null=True, blank=True)
+    refused_verb = models.CharField(_("refused verb"), max_length=10, default="", blank=True)
+    refused_reason = models.CharField(_("refused reason"), max_length=200, default="", blank=True)
+
+    class Meta:
+        verbose_name = _("lease")
+        verbose_name_plural = _("leases")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["job"], condition=Q(ended_at__isnull=True), name="relay_lease_one_open"
+            ),
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=True, outcome__isnull=True)
+                | Q(ended_at__isnull=False, outcome__in=list(Outcome.values)),
+                name="relay_lease_ended_has_outcome",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["job", "id"], name="relay_lease_job"),
+            models.Index(
+                fields=["expires_at"],
+                condition=Q(ended_at__isnull=True),
+                name="relay_lease_expiry",
+            ),
+            models.Index(
+                fields=["worker"], condition=Q(ended_at__isnull=True), name="relay_lease_open"
+            ),
+            models.Index(
+                fields=["refused_at"],
+                condition=Q(refused_at__isnull=False),
+                name="relay_lease_refused",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"lease {self.pk} of job {self.job_id}"
+
+
+class QueueMinute(models.Model):
+    """What one worker did for one queue in one minute; dashboards sum these."""
+
+    queue = models.CharField(_("queue"), max_length=100)
+    worker_id = models.BigIntegerField(_("worker"), default=0)
+    minute = models.DateTimeField(_("minute"))
+    claimed = models.PositiveIntegerField(_("claimed"), default=0)
+    succeeded = models.PositiveIntegerField(_("succeeded"), default=0)
+    failed = models.PositiveIntegerField(_("failed"), default=0)
+    retried = models.PositiveIntegerField(_("retried"), default=0)
+    died = models.PositiveIntegerField(_("died"), default=0)
+    expired = models.PositiveIntegerField(_("expired"), default=0)
+    refused = models.PositiveIntegerField(_("refused"), default=0)
+    # Counts per power-of-two bucket of microseconds, as JSON text {"bucket": count}.
+    wait_histogram = models.TextField(_("wait histogram"), default="{}")
+    run_histogram = models.TextField(_("run histogram"), default="{}")
+
+    class Meta:
+        verbose_name = _("queue minute")
+        verbose_name_plural = _("queue minutes")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["minute", "queue", "worker_id"], name="relay_minute_key"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.minute:%Y-%m-%d %H:%M}"

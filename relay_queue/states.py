@@ -1,0 +1,104 @@
+"""The life of a job: its states, the legal transitions, and the outcomes of a lease.
+
+This is the only definition. The store, the buttons of the admin, ``relay verify`` and the property
+tests all read it from here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
+
+from relay_queue.exceptions import InvalidTransition
+
+
+class State(TextChoices):
+    """Where a job is in its life. The value is what the table holds."""
+
+    SCHEDULED = "scheduled", _("Scheduled")
+    READY = "ready", _("Ready")
+    RUNNING = "running", _("Running")
+    RETRYING = "retrying", _("Retrying")
+    SUCCEEDED = "succeeded", _("Succeeded")
+    DEAD = "dead", _("Dead")
+    CANCELLED = "cancelled", _("Cancelled")
+
+
+class Outcome(TextChoices):
+    """How a lease ended. A lease without an outcome is open."""
+
+    ACKED = "acked", _("Acked")
+    FAILED = "failed", _("Failed")
+    FATAL = "fatal", _("Fatal")
+    TIMED_OUT = "timed_out", _("Timed out")
+    EXPIRED = "expired", _("Expired")
+    LOST = "lost", _("Lost")
+    RELEASED = "released", _("Released")
+    SNOOZED = "snoozed", _("Snoozed")
+    CANCELLED = "cancelled", _("Cancelled")
+
+
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
+    State.SCHEDULED: frozenset({State.READY, State.CANCELLED}),
+    # READY -> DEAD only when the claim finds an altered payload.
+    State.READY: frozenset({State.RUNNING, State.CANCELLED, State.DEAD}),
+    State.RUNNING: frozenset(
+        {
+            State.SUCCEEDED,
+            State.RETRYING,
+            State.SCHEDULED,  # snoozed
+            State.READY,  # released, or lost for the first time in a row
+            State.DEAD,
+            State.CANCELLED,
+        }
+    ),
+    State.RETRYING: frozenset({State.READY, State.CANCELLED}),
+    State.SUCCEEDED: frozenset(),
+    State.DEAD: frozenset({State.READY}),
+    State.CANCELLED: frozenset({State.READY}),
+}
+
+TERMINAL: Final = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
+UNFINISHED: Final = frozenset(State) - TERMINAL
+CANCELLABLE: Final = frozenset(s for s in State if State.CANCELLED in TRANSITIONS[s])
+REQUEUEABLE: Final = frozenset({State.DEAD, State.CANCELLED})
+
+# An uncharged lease gives its attempt back; every other one has used it up for good.
+UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})
+
+# Outcomes after which nobody can know whether the function had its effect.
+UNKNOWN_EFFECT: Final = frozenset({Outcome.LOST, Outcome.EXPIRED, Outcome.TIMED_OUT})
+
+# For each terminal state, the outcomes that the newest lease may have. None stands for a job that
+# was never leased since it was enqueued or requeued: cancelled before a claim, or found altered.
+_ANY_BEFORE_READY = frozenset(
+    {
+        None,
+        Outcome.FAILED,
+        Outcome.FATAL,
+        Outcome.TIMED_OUT,
+        Outcome.EXPIRED,
+        Outcome.LOST,
+        Outcome.RELEASED,
+        Outcome.SNOOZED,
+        Outcome.CANCELLED,
+    }
+)
+LAST_OUTCOMES: Final[dict[State, frozenset[Outcome | None]]] = {
+    State.SUCCEEDED: frozenset({Outcome.ACKED}),
+    State.DEAD: _ANY_BEFORE_READY,
+    State.CANCELLED: _ANY_BEFORE_READY,
+}
+
+
+def can(from_state: str, to_state: str) -> bool:
+    """Say whether a job may go from one state to the other. Unknown states may go nowhere."""
+    return from_state in TRANSITIONS and to_state in TRANSITIONS[State(from_state)]
+
+
+def require(from_state: str, to_state: str, job_id: int | None = None) -> None:
+    """Raise `InvalidTransition` unless a job may go from one state to the other."""
+    if not can(from_state, to_state):
+        raise InvalidTransition(from_state, to_state, job_id)

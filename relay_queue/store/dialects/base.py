@@ -1,0 +1,52 @@
+"""The capabilities that a database must offer to the store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class Dialect(ABC):
+    """One database engine's way of doing the few things that engines do differently."""
+
+    skip_locked: str
+    """The clause that lets concurrent claims pass over each other's rows; empty where one writer
+    at a time makes it needless."""
+
+    lock_queue: str
+    """The clause that locks the row of a queue with a limit; empty as above."""
+
+    @abstractmethod
+    def outermost(
+        self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+    ) -> AbstractContextManager[float]:
+        """Open a write transaction that begins with the write lock; give the seconds it waited.
+
+        ``wait_seconds`` bounds the wait, None means the connection's own timeout; ``first`` passes
+        other threads of this process. Raises ``OperationalError`` when the wait is over.
+        """
+
+    @abstractmethod
+    def now(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Read the one clock of a transaction, after its write lock is won."""
+
+    @abstractmethod
+    def to_db(self, moment: datetime) -> Any:
+        """Return the parameter to bind for an aware UTC datetime."""
+
+    @abstractmethod
+    def from_db(self, value: Any) -> datetime:
+        """Return the aware UTC datetime of a raw column value."""
+
+    @abstractmethod
+    def rows(self, count: int, casts: tuple[str, ...]) -> str:
+        """Return ``(%s, …), (%s, …)`` for a VALUES list of ``count`` rows; ``casts`` are types."""
+
+    @abstractmethod
+    def sql(self, statement: str) -> str:
+        """Return a statement in the placeholder style that costs this driver least."""

@@ -1,0 +1,98 @@
+"""SQLite: one writer at a time, so the write lock taken at BEGIN is the only lock there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.db import OperationalError, transaction
+
+from relay_queue import clock
+from relay_queue.db.gate import GateTimeout, gate_of
+from relay_queue.store.dialects.base import Dialect
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class SQLiteDialect(Dialect):
+    """The gate, BEGIN IMMEDIATE, the process's own clock, and text timestamps."""
+
+    skip_locked = ""
+    lock_queue = ""
+
+    @contextmanager
+    def outermost(
+        self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+    ) -> Iterator[float]:
+        """Win the gate, then BEGIN IMMEDIATE; see `Dialect.outermost`."""
+        connection.ensure_connection()
+        gate = gate_of(connection)
+        if gate is None:
+            with _immediate(connection):
+                yield 0.0
+            return
+        try:
+            permit = gate.acquire(
+                _timeout(connection) if wait_seconds is None else wait_seconds, first=first
+            )
+        except GateTimeout as error:
+            raise OperationalError(f"database is locked: {error}") from error
+        with permit, _immediate(connection):
+            yield permit.waited_seconds
+
+    def now(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Read this machine's clock: all users of one SQLite file share it."""
+        return clock.now()
+
+    def to_db(self, moment: datetime) -> str:
+        """Return the text that Django's DateTimeField stores: naive UTC."""
+        return str(moment.replace(tzinfo=None))
+
+    def from_db(self, value: Any) -> datetime:
+        """Parse the text that Django's DateTimeField stores."""
+        if isinstance(value, datetime):
+            return value if value.tzinfo else value.replace(tzinfo=UTC)
+        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+
+    def rows(self, count: int, casts: tuple[str, ...]) -> str:
+        """Return the VALUES list; SQLite needs no casts."""
+        return _rows(count, len(casts))
+
+    def sql(self, statement: str) -> str:
+        """Use sqlite3's own ``?``: Django's conversion costs more than many of the statements."""
+        return _qmark(statement)
+
+
+@lru_cache(maxsize=1024)
+def _rows(count: int, width: int) -> str:
+    row = "(" + ", ".join(["%s"] * width) + ")"
+    return ", ".join([row] * count)
+
+
+@lru_cache(maxsize=1024)
+def _qmark(statement: str) -> str:
+    return statement.replace("%s", "?")
+
+
+def _timeout(connection: BaseDatabaseWrapper) -> float:
+    return float(connection.settings_dict["OPTIONS"].get("timeout", 5.0))
+
+
+@contextmanager
+def _immediate(connection: Any) -> Iterator[None]:
+    """Begin with the write lock, whatever mode the project has chosen for its own transactions.
+
+    A deferred transaction that reads first may find, at its first write, that another commit made
+    its snapshot stale; SQLite then refuses at once and no timeout helps.
+    """
+    mode = connection.transaction_mode
+    connection.transaction_mode = "IMMEDIATE"
+    try:
+        with transaction.atomic(using=connection.alias):
+            yield
+    finally:
+        connection.transaction_mode = mode

@@ -1,0 +1,136 @@
+"""What the store takes and gives: plain values, no models, no connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from relay_queue.backoff import Backoff
+
+Verb = Literal["ack", "nack", "snooze", "release"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A validated job that is not in the table yet. Made by `relay_queue.store.prepare`."""
+
+    queue: str
+    backend: str
+    task: str
+    payload: str
+    checksum: int
+    priority: int
+    run_after: datetime | None
+    idempotency_key: str | None
+    max_attempts: int
+    lease_seconds: float
+    timeout_seconds: float | None
+    backoff: Backoff
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The answer to an enqueue. ``created`` is false when the idempotency key found a job."""
+
+    job_id: int
+    created: bool
+    state: str
+    created_at: datetime
+
+
+@dataclass(slots=True)
+class Claim:
+    """A job with the lease under which it may run.
+
+    ``expires_at`` is the wall clock of the table; the loop keeps its own monotonic deadline.
+    ``wait_seconds`` is how long the job was ready before it was claimed.
+    """
+
+    lease_id: int
+    token: str
+    job_id: int
+    queue: str
+    backend: str
+    task: str
+    payload: str
+    idempotency_key: str | None
+    priority: int
+    attempt: int
+    attempts_left: int
+    losses: int
+    lease_seconds: float
+    timeout_seconds: float | None
+    created_at: datetime
+    acquired_at: datetime
+    expires_at: datetime
+    wait_seconds: float
+
+    @property
+    def suspect(self) -> bool:
+        """Whether two of its owners in a row died or vanished."""
+        return self.losses >= SUSPECT_LOSSES
+
+
+# From this many losses in a row a job is held to be the likely cause of its owners' deaths.
+SUSPECT_LOSSES = 2
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What became of one lease, as its owner tells it.
+
+    ``result`` is JSON text (ack). ``error`` is the path of the exception's class, ``message`` one
+    line, ``traceback`` many (nack). ``delay_seconds`` replaces the back-off (nack) or is the length
+    of the snooze. All texts are storable: see `relay_queue.payload.clean_text`.
+    """
+
+    verb: Verb
+    lease_id: int
+    token: str
+    result: str | None = None
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+    fatal: bool = False
+    timed_out: bool = False
+    delay_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The store's answer to a settlement.
+
+    ``reason`` is empty when the settlement stands; else it says why it was refused. ``job_id`` is
+    None when no lease has that id and token.
+    """
+
+    lease_id: int
+    job_id: int | None
+    queue: str
+    state: str
+    reason: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the settlement changed, or had already changed, the job."""
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A lease that was ended for its owner: its job, and the state that the job went to."""
+
+    lease_id: int
+    job_id: int
+    queue: str
+    outcome: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The answer of an operator's verb: what it changed, and what it found in another state."""
+
+    job_ids: list[int] = field(default_factory=list)
+    skipped: dict[int, str] = field(default_factory=dict)

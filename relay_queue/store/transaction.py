@@ -1,0 +1,107 @@
+"""The transaction in which the store's verbs run, and the counters that it keeps exact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, transaction as django_transaction
+
+from relay_queue import conf
+from relay_queue.store.dialects import Dialect, dialect_for
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+ADD_TO_COUNTS = """
+    INSERT INTO relay_queue_queuecount (queue, state, shard, n) VALUES {rows}
+    ON CONFLICT (queue, state, shard) DO UPDATE SET n = relay_queue_queuecount.n + excluded.n
+"""
+"""Add to the number of jobs per queue and state."""
+
+
+class Transaction:
+    """One write transaction: a cursor, one reading of the clock, and pending counter changes.
+
+    Every verb of the store takes one. Verbs that share a transaction commit together or not at all.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper, dialect: Dialect, waited: float) -> None:
+        self.connection = connection
+        self.dialect = dialect
+        self.waited_seconds = waited
+        self.now: datetime = dialect.now(connection)
+        self.now_db: Any = dialect.to_db(self.now)
+        self._cursor = connection.cursor()
+        # Django's query log (DEBUG) formats statements itself and knows only its own placeholders.
+        self._sql = str if connection.queries_logged else dialect.sql
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def execute(self, statement: str, params: Sequence[Any] = ()) -> int:
+        """Run a statement and return the number of rows that it touched."""
+        self._cursor.execute(self._sql(statement), params)
+        return int(self._cursor.rowcount)
+
+    def fetch(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement and return all its rows."""
+        self._cursor.execute(self._sql(statement), params)
+        return self._cursor.fetchall()
+
+    def count(self, queue: str, state: str, n: int) -> None:
+        """Note that a state of a queue has gained ``n`` jobs; written before the commit."""
+        self._counts[queue, state] += n
+
+    def move(self, queue: str, from_state: str, to_state: str, n: int = 1) -> None:
+        """Note that ``n`` jobs of a queue went from one state to another."""
+        self._counts[queue, from_state] -= n
+        self._counts[queue, to_state] += n
+
+    def flush(self) -> None:
+        """Write the pending counter changes. In sorted order, so that no two writers deadlock."""
+        changes = sorted((q, s, n) for (q, s), n in self._counts.items() if n)
+        self._counts.clear()
+        if changes:
+            rows = self.dialect.rows(len(changes), ("text", "text", "smallint", "bigint"))
+            params = [value for q, s, n in changes for value in (q, s, 0, n)]
+            self.execute(ADD_TO_COUNTS.format(rows=rows), params)
+
+    def close(self) -> None:
+        """Give the cursor back."""
+        self._cursor.close()
+
+
+@contextmanager
+def transaction(
+    *, wait_seconds: float | None = None, first: bool = False
+) -> Iterator[Transaction]:
+    """Open a write transaction on the queue's database, or join the caller's.
+
+    Joined, nothing is locked here and the caller's commit decides: an enqueue inside ``atomic()``
+    lives and dies with the caller's rows. ``wait_seconds`` bounds the wait for the writer, and
+    ``first`` lets a worker's loop pass its own process's other threads. Raises ``OperationalError``
+    if the wait was too long.
+    """
+    connection = connections[conf.get().database]
+    dialect = dialect_for(connection)
+    if connection.in_atomic_block or not connection.get_autocommit():
+        with django_transaction.atomic(using=connection.alias), _run(connection, dialect, 0) as tx:
+            yield tx
+        return
+    with (
+        dialect.outermost(connection, wait_seconds, first=first) as waited,
+        _run(connection, dialect, waited) as tx,
+    ):
+        yield tx
+
+
+@contextmanager
+def _run(connection: BaseDatabaseWrapper, dialect: Dialect, waited: float) -> Iterator[Transaction]:
+    tx = Transaction(connection, dialect, waited)
+    try:
+        yield tx
+        tx.flush()
+    finally:
+        tx.close()
