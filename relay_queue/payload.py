@@ -1,0 +1,320 @@
+r"""Arguments and results as JSON text, and the checksum of what never changes in a job.
+
+The text is canonical: keys are sorted, separators are compact, and every character outside ASCII
+is escaped. So the bytes are the same on every database and under every encoding, one character is
+one byte, and a NUL is storable because it is written as ``\u0000``.
+
+What round-trips: None, booleans, integers of at most 4,300 digits, finite floats, strings without
+lone surrogates, lists, and dictionaries with string keys. Tuples come back as lists. Values of a
+subclass (``IntEnum``, ``StrEnum``, ``OrderedDict``, named tuples) are stored as the plain value
+they equal and come back as that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+from zlib import crc32
+
+from relay_queue.exceptions import PayloadError
+
+# Python refuses to read integers with more digits, unless told otherwise. A producer that was told
+# otherwise must not enqueue what a worker with the usual limit cannot decode.
+MAX_INTEGER_DIGITS: Final = 4300
+
+_INTEGER_LIMIT: Final = 10**MAX_INTEGER_DIGITS
+_SCALARS: Final = frozenset({type(None), bool, int, float, str})
+_CONTAINERS: Final = frozenset({dict, list, tuple})
+_STRINGS: Final = frozenset({str})
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+_UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
+_SHOWN_KEY_CHARS: Final = 60
+
+# The circle check of the encoder costs time and is not needed: the depth is bounded before.
+_ENCODER: Final = json.JSONEncoder(
+    allow_nan=False,
+    check_circular=False,
+    ensure_ascii=True,
+    separators=(",", ":"),
+    sort_keys=True,
+)
+
+# What to pass instead, by the name of a class or of one of its bases.
+_HINTS: Final = {
+    "Model": "Pass its primary key and load it in the task.",
+    "QuerySet": "Pass a list of primary keys and query in the task.",
+    "date": "Pass value.isoformat() and parse it in the task.",
+    "time": "Pass value.isoformat() and parse it in the task.",
+    "timedelta": "Pass value.total_seconds().",
+    "Decimal": "Pass str(value) and make it a Decimal in the task.",
+    "UUID": "Pass str(value) and make it a UUID in the task.",
+    "PurePath": "Pass str(value).",
+    "Promise": "Pass str(value); it is a lazy string.",
+    "Enum": "Pass its .value.",
+    "bytes": "Pass text, for example base64, or store the bytes and pass a reference.",
+    "bytearray": "Pass text, for example base64, or store the bytes and pass a reference.",
+    "set": "Pass sorted(value), or a list.",
+    "frozenset": "Pass sorted(value), or a list.",
+    "generator": "Pass a list.",
+}
+_OTHER_HINT: Final = "Pass JSON values only, or an id that the task looks up."
+
+
+def encode(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, max_bytes: int, max_depth: int
+) -> str:
+    """Return the canonical JSON text ``{"args":[…],"kwargs":{…}}`` of a job's arguments.
+
+    ``max_bytes`` bounds the length of the text, ``max_depth`` how many lists and dictionaries may
+    be nested inside ``args`` or ``kwargs``. Raises `PayloadError` with the path of the first value
+    at fault.
+    """
+    roots = {"args": list(args), "kwargs": dict(kwargs)}
+    text = _encode_plain(roots, roots.values(), max_bytes, max_depth)
+    if text is None:
+        limits = _Limits("the arguments", "MAX_PAYLOAD_BYTES", max_bytes, max_depth)
+        text = _encode_carefully(roots, roots, limits)
+    return text
+
+
+def encode_result(value: Any, *, max_bytes: int, max_depth: int) -> str:
+    """Return the canonical JSON text of a function's result.
+
+    ``max_depth`` bounds the nesting inside the outermost container. Raises `PayloadError` like
+    `encode`; paths start with ``result``.
+    """
+    text = _encode_plain(value, (value,), max_bytes, max_depth)
+    if text is None:
+        limits = _Limits("the result", "MAX_RESULT_BYTES", max_bytes, max_depth)
+        text = _encode_carefully(value, {"result": value}, limits)
+    return text
+
+
+def decode(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and keyword arguments of a text that `encode` made.
+
+    Raises `PayloadError` when the text is not JSON or has another shape. Whether it is the very
+    text that was enqueued is the business of `checksum`.
+    """
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PayloadError(f"the stored payload cannot be read: {error}") from error
+    if isinstance(value, dict) and value.keys() == {"args", "kwargs"}:
+        args, kwargs = value["args"], value["kwargs"]
+        if isinstance(args, list) and isinstance(kwargs, dict):
+            return args, kwargs
+    raise PayloadError('the stored payload is not {"args": [...], "kwargs": {...}}')
+
+
+def checksum(queue: str, backend: str, task: str, payload: str, key: str | None) -> int:
+    """Return the CRC-32 (unsigned) over the fields of a job that never change."""
+    return crc32(_signed_bytes(queue, backend, task, payload, key))
+
+
+def clean_text(text: object, max_chars: int) -> str:
+    """Return ``text`` as a string that every database can store, of at most ``max_chars``.
+
+    Lone surrogates and NULs are replaced. A longer text loses its middle to a marker that says how
+    much was cut, since the beginning and the end of a traceback tell most. Never raises.
+    """
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", _shorten(_as_string(text), max_chars))
+
+
+def _encode_plain(value: Any, roots: Iterable[Any], max_bytes: int, max_depth: int) -> str | None:
+    """Encode a value of plain JSON types with the C encoder, or return None for a closer look."""
+    if not _is_plain(roots, max_bytes, max_depth):
+        return None
+    try:
+        text = _ENCODER.encode(value)
+    except (ValueError, RecursionError):
+        return None
+    # An escaped surrogate may be half of a legal pair; the slow search tells.
+    if len(text) > max_bytes or "\\ud" in text or _may_hide_long_integer(text):
+        return None
+    return text
+
+
+def _is_plain(roots: Iterable[Any], max_items: int, max_depth: int) -> bool:
+    """Say whether values and keys are of exact JSON types and nested within bounds.
+
+    The encoder would turn other keys into strings without a word. It goes level by level and counts
+    the items, each of which takes at least a byte: that bounds the work for circles, and for
+    containers that hold each other many times.
+    """
+    level, items = roots, 0
+    for _ in range(max_depth + 1):
+        deeper: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind in _SCALARS:
+                continue
+            if kind not in _CONTAINERS:
+                return False
+            items += len(value)
+            if items > max_items:
+                return False
+            if kind is dict:
+                if not _STRINGS.issuperset(map(type, value)):
+                    return False
+                deeper += value.values()
+            else:
+                deeper += value
+        if not deeper:
+            return True
+        level = deeper
+    return _SCALARS.issuperset(map(type, level))
+
+
+def _may_hide_long_integer(text: str) -> bool:
+    """Say whether the encoder of this process may have written an integer others cannot read."""
+    long = len(text) > MAX_INTEGER_DIGITS
+    return long and not 0 < sys.get_int_max_str_digits() <= MAX_INTEGER_DIGITS
+
+
+def _encode_carefully(value: Any, roots: Mapping[str, Any], limits: _Limits) -> str:
+    """Encode after a search that names the first value at fault by its path.
+
+    ``roots`` holds the outermost values by the name that their paths start with.
+    """
+    try:
+        search = _Search(limits)
+        for name, root in roots.items():
+            search.visit(root, name, 0)
+        text = _ENCODER.encode(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, PayloadError):
+            raise
+        raise PayloadError(f"{limits.what} cannot be stored as JSON: {error}") from error
+    if len(text) > limits.max_bytes:
+        raise limits.too_large(f"{len(text):,}")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What is being encoded, and how much of it is admitted."""
+
+    what: str
+    setting: str
+    max_bytes: int
+    max_depth: int
+
+    def too_large(self, size: str) -> PayloadError:
+        return PayloadError(
+            f"{self.what} would take {size} bytes as JSON; the limit is {self.max_bytes:,}. Store "
+            f'the data elsewhere and pass a reference to it, or raise RELAY["{self.setting}"].'
+        )
+
+
+@dataclass(slots=True)
+class _Search:
+    """A depth-first search that raises `PayloadError` for the first value at fault."""
+
+    limits: _Limits
+    items: int = 0
+    ancestors: set[int] = field(default_factory=set)
+
+    def visit(self, value: object, path: str, depth: int) -> None:
+        """Visit one value, which lies inside ``depth`` containers."""
+        self.items += 1
+        if self.items > self.limits.max_bytes:
+            raise self.limits.too_large(f"more than {self.limits.max_bytes:,}")
+        if isinstance(value, (dict, list, tuple)):
+            self._visit_container(value, path, depth)
+        elif isinstance(value, str):
+            if _SURROGATE.search(value):
+                raise _fault(path, "is a string with a lone surrogate, which is not Unicode text.")
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise _fault(path, f"is {float(value)!r}, and JSON has finite numbers only.")
+        elif isinstance(value, int):
+            if not -_INTEGER_LIMIT < value < _INTEGER_LIMIT:
+                limit = f"{MAX_INTEGER_DIGITS:,}"
+                raise _fault(path, f"is an integer of more than {limit} digits. Pass it as text.")
+        elif value is not None:
+            name = type(value).__name__
+            raise _fault(path, f"is of type {name}, which JSON does not have. {_hint_for(value)}")
+
+    def _visit_container(
+        self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: str, depth: int
+    ) -> None:
+        if id(value) in self.ancestors:
+            raise _fault(path, "contains itself.")
+        if depth > self.limits.max_depth:
+            limit = f'{self.limits.max_depth}, RELAY["MAX_PAYLOAD_DEPTH"]'
+            raise _fault(path, f"is nested too deep; the limit is {limit}. Flatten the data.")
+        self.ancestors.add(id(value))
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self.visit(item, f"{path}[{_checked_key(key, path)}]", depth + 1)
+        else:
+            for index, item in enumerate(value):
+                self.visit(item, f"{path}[{index}]", depth + 1)
+        self.ancestors.discard(id(value))
+
+
+def _checked_key(key: object, path: str) -> str:
+    """Return the spelling of a key for a path. Raises `PayloadError` for an unusable key."""
+    if not isinstance(key, str):
+        name = type(key).__name__
+        raise _fault(path, f"has a key of type {name}, and JSON keys are strings. Use str(key).")
+    if _SURROGATE.search(key):
+        raise _fault(path, "has a key with a lone surrogate, which is not Unicode text.")
+    shown = str.__str__(key)
+    if len(shown) > _SHOWN_KEY_CHARS:
+        shown = shown[:_SHOWN_KEY_CHARS] + "…"
+    return repr(shown)
+
+
+def _fault(path: str, what: str) -> PayloadError:
+    return PayloadError(f"{path} {what}", path)
+
+
+def _hint_for(value: object) -> str:
+    names = (base.__name__ for base in type(value).__mro__)
+    return next((_HINTS[name] for name in names if name in _HINTS), _OTHER_HINT)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _signed_bytes(queue: str, backend: str, task: str, payload: str, key: str | None) -> bytes:
+    """Return an unambiguous encoding: lengths stand before texts, so no two jobs share one."""
+    head = f"{len(queue)}:{queue}{len(backend)}:{backend}{len(task)}:{task}{len(payload)}:{payload}"
+    tail = "-" if key is None else f"{len(key)}:{key}"
+    return (head + tail).encode("utf-8", "surrogatepass")
+
+
+def _as_string(text: object) -> str:
+    try:
+        return str.__str__(str(text))
+    except BaseException:  # noqa: BLE001 - a broken __str__ may raise anything, SystemExit included
+        return f"{object.__repr__(text)} (its str() raised)"
+
+
+def _shorten(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    # The marker is as long as its number, which depends on the marker: the first guess is exact
+    # or one digit too long, so measure again with it.
+    cut = len(text) - max_chars + len(_marker(len(text)))
+    marker = _marker(min(cut, len(text)))
+    room = max_chars - len(marker)
+    if room < 2:
+        return text[: max(max_chars, 0)]
+    head = (room + 1) // 2
+    return text[:head] + marker + text[len(text) - (room - head) :]
+
+
+def _marker(cut: int) -> str:
+    return f" … [{cut:,} characters cut] … "
