@@ -1,0 +1,69 @@
+# Everything a plain machine needs is python3 (3.11 or newer) and make: each target first prepares
+# the virtual environment .venv/<version> from requirements.txt, once.
+#
+#   make test PYTHON=python3.13          another Python, in an environment of its own
+#   make test ARGS="tests/unit -x"       other arguments for the command behind the target
+
+PYTHON ?= python3
+ARGS ?=
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(VERSION),)
+$(error '$(PYTHON)' cannot be run. Name a Python 3.11 or newer: make PYTHON=python3.13)
+endif
+
+VENV := .venv/$(VERSION)
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test torture bench lint format types check ci clean
+
+help:  ## List the targets
+	@echo "Relay: durable background jobs for Django with no broker"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "Python $(VERSION) from '$(PYTHON)'; choose another with PYTHON=python3.13."
+
+$(READY): requirements.txt .ci/venv
+	@.ci/venv $(PYTHON) $(VENV)
+
+setup: $(READY)  ## Prepare the virtual environment only
+
+demo: $(READY)  ## Watch Relay at work for a minute, on a scratch database
+	@$(BIN)/python manage.py relay demo $(ARGS)
+
+serve: $(READY)  ## Start the web server and a worker; prints where to log in
+	@exec $(BIN)/python -m relay_project.serve $(ARGS)
+
+test: $(READY)  ## Run the tests (ARGS="tests/unit -x" for some)
+	@$(BIN)/python -m pytest -n auto $(ARGS)
+
+torture: $(READY)  ## Run the long tests of killing and crashing
+	@$(BIN)/python -m pytest -m torture --timeout 3600 $(ARGS)
+
+bench: $(READY)  ## Measure the figures of the README beside bare SQLite
+	@$(BIN)/python manage.py relay bench $(ARGS)
+
+lint: $(READY)  ## Check style and layout of the code
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(READY)  ## Lay out the code and fix what can be fixed by itself
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+types: $(READY)  ## Check the types
+	@$(BIN)/mypy $(ARGS)
+
+check: $(READY)  ## Run Django's checks and look for missing migrations
+	@$(BIN)/python manage.py check
+	@DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py makemigrations --check --dry-run
+
+ci:  ## Do what the build machine does, on every Python found here
+	@.ci/run
+
+clean:  ## Remove environments and caches; the database in var/ stays
+	rm -rf .venv .nox .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,206 @@
+"""The package keeps its layers, sizes and habits; and each rule catches what it is meant to."""
+
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import architecture
+from tests.architecture import Module
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TOP_LEVEL = {
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "docs",
+    "manage.py",
+    "pyproject.toml",
+    "relay_project",
+    "relay_queue",
+    "requirements.txt",
+    "templates",
+    "tests",
+}
+
+
+def tracked_files() -> list[Path]:
+    """Return the files under version control, as paths below the root."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False, text=True
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout: the files of the project cannot be listed")
+    # A file that is deleted but not yet committed is still listed.
+    return [Path(name) for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("rule", architecture.RULES, ids=lambda rule: rule.__name__)
+def test_package_keeps_the_rule(rule: Callable[[Module], list[str]]) -> None:
+    modules = architecture.load(ROOT)
+    assert len(modules) > 10
+    violations = [line for module in modules for line in rule(module)]
+    assert not violations, f"{rule.__doc__}\n" + "\n".join(violations)
+
+
+def test_most_functions_are_short() -> None:
+    lengths = sorted(
+        lines for module in architecture.load(ROOT) for _, lines in architecture.functions(module)
+    )
+    median, ninth = statistics.median(lengths), lengths[int(len(lengths) * 0.9)]
+    assert ninth <= architecture.AIM_FUNCTION_LINES, (
+        f"of {len(lengths)} functions half have up to {median:g} lines and nine of ten up to "
+        f"{ninth}; the aim is {architecture.AIM_FUNCTION_LINES}"
+    )
+
+
+def test_every_layer_is_listed_once() -> None:
+    listed = [part for _, parts in architecture.LAYERS for part in parts]
+    assert len(listed) == len(set(listed))
+
+
+def test_top_level_is_the_agreed_one() -> None:
+    names = {path.parts[0] for path in tracked_files()}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_no_file_names_a_private_place() -> None:
+    violations = []
+    for path in tracked_files():
+        try:
+            text = (ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            # Compiled translations and images.
+            continue
+        violations += architecture.private_places(str(path), text)
+    assert not violations, "\n".join(violations)
+
+
+BROKEN = [
+    (architecture.upward_imports, "relay_queue.store.claim", "from relay_queue.worker import loop"),
+    (architecture.upward_imports, "relay_queue.store.claim", "from relay_queue import worker"),
+    (architecture.upward_imports, "relay_queue.store.claim", "from ..worker import loop"),
+    (architecture.upward_imports, "relay_queue.store.claim", "import relay_queue.cli.demo"),
+    (
+        architecture.upward_imports,
+        "relay_queue.clock",
+        "def now():\n    from relay_queue.models import Job",
+    ),
+    (architecture.upward_imports, "relay_queue.db.gate", "from relay_queue.conf import settings"),
+    (architecture.upward_imports, "relay_queue.novelty", ""),
+    (architecture.task_framework_outside_compat, "relay_queue.task", "import django.tasks"),
+    (
+        architecture.task_framework_outside_compat,
+        "relay_queue.task",
+        "from django_tasks.base import Task",
+    ),
+    (architecture.task_framework_outside_compat, "relay_queue.task", "from django import tasks"),
+    (architecture.task_framework_outside_compat, "relay_queue.apps", "NAME = 'django_tasks'"),
+    (architecture.too_long, "relay_queue.clock", "x = 1\n" * 401),
+    (architecture.too_long, "relay_queue.clock", "def f():\n" + "    x = 1\n" * 50),
+    (architecture.nameless_module, "relay_queue.store.utils", ""),
+    (
+        architecture.vendor_comparison,
+        "relay_queue.worker.loop",
+        "if connection.vendor == 'sqlite':\n    pass",
+    ),
+    (
+        architecture.vendor_comparison,
+        "relay_queue.worker.loop",
+        "ok = connection.vendor in ('sqlite', 'postgresql')",
+    ),
+    (
+        architecture.vendor_comparison,
+        "relay_queue.worker.loop",
+        "match connection.vendor:\n    case 'sqlite':\n        pass",
+    ),
+    (architecture.missing_docstrings, "relay_queue.clock", "x = 1"),
+    (architecture.missing_docstrings, "relay_queue.clock", "'''Doc.'''\ndef now(): ..."),
+    (architecture.missing_docstrings, "relay_queue.clock", "'''Doc.'''\nclass Clock: ..."),
+    (
+        architecture.missing_docstrings,
+        "relay_queue.clock",
+        "'''Doc.'''\nclass Clock:\n    '''Doc.'''\n    def now(self): ...",
+    ),
+    (
+        architecture.writes_outside_store,
+        "relay_queue.admin.jobs",
+        "from relay_queue.models import Job\nJob.objects.filter(pk=1).update(state='dead')",
+    ),
+    (
+        architecture.writes_outside_store,
+        "relay_queue.admin.jobs",
+        "from relay_queue.models import Job\ndef f(job):\n    job.save()",
+    ),
+    (
+        architecture.writes_outside_store,
+        "relay_queue.worker.loop",
+        "from relay_queue.models import Job\nasync def f():\n    await Job.objects.acreate(pk=1)",
+    ),
+    (
+        architecture.writes_outside_store,
+        "relay_queue.cli.recover",
+        "SQL = 'UPDATE relay_job SET state = 1'",
+    ),
+    (architecture.prints_outside_cli, "relay_queue.worker.loop", "print('hello')"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"), BROKEN, ids=[f"{rule.__name__}-{name}" for rule, name, _ in BROKEN]
+)
+def test_rule_catches_a_planted_violation(
+    rule: Callable[[Module], list[str]], name: str, source: str
+) -> None:
+    assert rule(Module(name, source))
+
+
+KEPT = [
+    (architecture.upward_imports, "relay_queue.worker.loop", "from relay_queue.store import claim"),
+    (architecture.upward_imports, "relay_queue.store.claim", "from relay_queue import clock"),
+    (architecture.upward_imports, "relay_queue.clock", "from relay_queue import __version__"),
+    (architecture.task_framework_outside_compat, "relay_queue.compat", "import django_tasks"),
+    (
+        architecture.task_framework_outside_compat,
+        "relay_queue.task",
+        "'''Goes with ``from django.tasks import task``.'''",
+    ),
+    (architecture.too_long, "relay_queue.clock", "def f():\n" + "    x = 1\n" * 49),
+    (
+        architecture.vendor_comparison,
+        "relay_queue.store.dialects",
+        "ok = connection.vendor == 'sqlite'",
+    ),
+    (
+        architecture.writes_outside_store,
+        "relay_queue.admin.jobs",
+        "from relay_queue.models import Job\nseen = {}\nseen.update(a=1)\nJob.objects.count()",
+    ),
+    (
+        architecture.writes_outside_store,
+        "relay_queue.store.claim",
+        "from relay_queue.models import Job\nJob.objects.create()",
+    ),
+    (architecture.prints_outside_cli, "relay_queue.cli.demo", "print('hello')"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"), KEPT, ids=[f"{rule.__name__}-{name}" for rule, name, _ in KEPT]
+)
+def test_rule_lets_honest_code_pass(
+    rule: Callable[[Module], list[str]], name: str, source: str
+) -> None:
+    assert rule(Module(name, source)) == []
+
+
+def test_private_places_are_found_in_text() -> None:
+    slash = "/"
+    assert architecture.private_places("a.md", f"cd {slash}home/someone/project")
+    assert architecture.private_places("a.md", "https://" + "pypi" + ".org/project")
+    assert architecture.private_places("a.md", "see docs/home/page and work/life") == []
