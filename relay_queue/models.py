@@ -127,7 +127,7 @@ class Job(models.Model):
             ),
             models.Index(
                 fields=["state", "finished_at"],
-                condition=Q(state__in=[State.SUCCEEDED, State.DEAD, State.CANCELLED]),
+                condition=Q(finished_at__isnull=False),
                 name="relay_job_finished",
             ),
         ]

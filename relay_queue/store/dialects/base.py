@@ -50,3 +50,8 @@ class Dialect(ABC):
     @abstractmethod
     def sql(self, statement: str) -> str:
         """Return a statement in the placeholder style that costs this driver least."""
+
+    @abstractmethod
+    def json_rows(self, width: int) -> tuple[str, str, str]:
+        """Return how to read one JSON parameter, a list of rows of ``width`` values, as a table:
+        the source for FROM, its position for ORDER BY, and the list of its fields."""

@@ -1,0 +1,37 @@
+"""The Django application: checks, and the queues that the settings name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.translation import gettext_lazy as _
+
+
+class RelayConfig(AppConfig):
+    """Registers the system checks, and creates the configured queues after ``migrate``."""
+
+    name = "relay_queue"
+    label = "relay_queue"
+    verbose_name = _("Relay")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Connect what cannot be imported before the models are ready."""
+        from relay_queue import checks
+
+        checks.register()
+        post_migrate.connect(create_configured_queues, sender=self)
+
+
+def create_configured_queues(using: str, **kwargs: Any) -> None:
+    """Create the rows of the queues that ``RELAY["QUEUES"]`` names, on the queue's database."""
+    from relay_queue import conf, store
+
+    settings = conf.get()
+    if using != settings.database or settings.queues is None:
+        return
+    with store.transaction() as tx:
+        for name in settings.queues:
+            store.ensure_queue(tx, name)

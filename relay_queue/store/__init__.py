@@ -1,0 +1,102 @@
+"""Every write to the tables, as verbs in the order of a job's life.
+
+A verb takes an open `Transaction` first, so that several commit together::
+
+    with store.transaction() as tx:
+        store.settle(tx, outcomes)
+        claims = store.claim(tx, worker_id=7, queues=["default"], limit=16)
+
+Nothing outside this package writes the tables, and no statement here changes a job or a lease by
+its id alone: each names the state, or the token, that it expects.
+"""
+
+from relay_queue.store import inspect
+from relay_queue.store.claim import claim, renew
+from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting, prepare
+from relay_queue.store.operate import (
+    cancel,
+    cancel_one,
+    discard,
+    pause,
+    release_leases,
+    requeue,
+    requeue_one,
+    rerank,
+    resume,
+    run_now,
+    set_limits,
+    set_priority,
+)
+from relay_queue.store.prune import prune, prune_minutes, prune_workers
+from relay_queue.store.queues import ensure_queue
+from relay_queue.store.records import (
+    Changed,
+    Claim,
+    Enqueued,
+    NewJob,
+    Recovered,
+    Settled,
+    Settlement,
+)
+from relay_queue.store.recover import promote, recover_dead, recover_expired
+from relay_queue.store.settle import ack, nack, release, settle, snooze
+from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.workers import (
+    NewWorker,
+    Totals,
+    bucket,
+    heartbeat,
+    register_worker,
+    roll_up,
+    stop_workers,
+)
+
+__all__ = [
+    "Changed",
+    "Claim",
+    "Enqueued",
+    "NewJob",
+    "NewWorker",
+    "Recovered",
+    "Settled",
+    "Settlement",
+    "Totals",
+    "Transaction",
+    "ack",
+    "bucket",
+    "cancel",
+    "cancel_one",
+    "claim",
+    "discard",
+    "enqueue",
+    "enqueue_many",
+    "enqueue_waiting",
+    "ensure_queue",
+    "heartbeat",
+    "inspect",
+    "nack",
+    "pause",
+    "prepare",
+    "promote",
+    "prune",
+    "prune_minutes",
+    "prune_workers",
+    "recover_dead",
+    "recover_expired",
+    "register_worker",
+    "release",
+    "release_leases",
+    "renew",
+    "requeue",
+    "requeue_one",
+    "rerank",
+    "resume",
+    "roll_up",
+    "run_now",
+    "set_limits",
+    "set_priority",
+    "settle",
+    "snooze",
+    "stop_workers",
+    "transaction",
+]

@@ -1,0 +1,234 @@
+"""Claim: take ready jobs, and grant each a lease with a token of its own. Renew: make it last."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from relay_queue import payload as payload_codec
+from relay_queue.states import State
+from relay_queue.store.queues import queue_limits
+from relay_queue.store.records import SUSPECT_LOSSES, Claim
+from relay_queue.store.transaction import Transaction
+
+PICK = """
+    SELECT id, losses FROM relay_queue_job
+    WHERE queue = %s AND state = 'ready'{only}
+    ORDER BY rank, id LIMIT %s{lock}
+"""
+"""Find the first ready jobs of one queue: a probe of the ready index."""
+
+START = """
+    UPDATE relay_queue_job
+    SET state = 'running', attempt = attempt + 1, started_at = COALESCE(started_at, %s)
+    WHERE id IN ({ids}) AND state = 'ready'
+    RETURNING id, queue, backend, task, payload, checksum, idempotency_key, priority, attempt,
+              attempt_base + max_attempts - attempt, losses, lease_seconds, timeout_seconds,
+              created_at, available_at
+"""
+"""Move picked jobs to running and charge an attempt."""
+
+GRANT = """
+    INSERT INTO relay_queue_lease
+        (job_id, attempt, token, worker_id, acquired_at, expires_at, error, traceback,
+         refused_verb, refused_reason)
+    VALUES {rows}
+    RETURNING id, job_id
+"""
+"""Open a lease for each started job."""
+
+CONDEMN = """
+    UPDATE relay_queue_job
+    SET state = 'dead', attempt = attempt - 1, finished_at = %s, last_error = %s
+    WHERE id IN ({ids}) AND state = 'running'
+"""
+"""Take altered jobs back from running: no function may see them, no attempt was used."""
+
+RUNNING_COUNT = """
+    SELECT COALESCE(SUM(n), 0) FROM relay_queue_queuecount WHERE queue = %s AND state = 'running'
+"""
+"""Count the open leases of a queue."""
+
+RENEW = """
+    WITH owner (lease_id, token, until) AS (VALUES {rows})
+    UPDATE relay_queue_lease SET renewed_at = %s, expires_at = owner.until
+    FROM owner
+    WHERE relay_queue_lease.id = owner.lease_id AND relay_queue_lease.token = owner.token
+      AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s
+    RETURNING relay_queue_lease.id
+"""
+"""Extend leases that their owners still hold."""
+
+GRANT_CASTS = ("bigint", "int", "text", "bigint", "timestamptz", "timestamptz", *["text"] * 4)
+ALTERED = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
+
+
+def claim(
+    tx: Transaction,
+    *,
+    worker_id: int | None,
+    queues: Sequence[str],
+    limit: int,
+    suspects: int = 1,
+    lease_seconds: float | None = None,
+    backends: Sequence[str] | None = None,
+) -> list[Claim]:
+    """Take up to ``limit`` ready jobs and return them with their leases, in the order of the deal.
+
+    Places are dealt one at a time round the queues in the order given, inside a queue by rank.
+    Paused queues, and those at ``max_running``, are skipped. At most ``suspects`` jobs that cost
+    two owners in a row are taken. ``lease_seconds`` replaces what the jobs ask for; ``backends``
+    restricts to jobs enqueued through these aliases. A job whose checksum does not fit goes dead.
+    """
+    if limit < 1:
+        return []
+    picks = {q: _pick(tx, q, limit, suspects, backends) for q in dict.fromkeys(queues)}
+    dealt = _deal(picks, limit, suspects)
+    if not dealt:
+        return []
+    started = _start(tx, dealt)
+    sound = _condemn_altered(tx, started)
+    if not sound:
+        return []
+    order = {job_id: place for place, job_id in enumerate(dealt)}
+    sound.sort(key=lambda row: order[row[0]])
+    return _grant(tx, sound, worker_id, lease_seconds)
+
+
+def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]:
+    """Extend leases given as (lease id, token, seconds from now); return the ids that were.
+
+    A lease that is not among them has ended or expired: its owner must stop and may not settle.
+    """
+    if not leases:
+        return set()
+    params: list[Any] = []
+    for lease_id, token, seconds in leases:
+        params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
+    rows = tx.dialect.rows(len(leases), ("bigint", "text", "timestamptz"))
+    return {row[0] for row in tx.fetch(RENEW.format(rows=rows), [*params, tx.now_db, tx.now_db])}
+
+
+_Pick = tuple[int, bool]
+
+
+def _pick(
+    tx: Transaction, queue: str, limit: int, suspects: int, backends: Sequence[str] | None
+) -> list[_Pick]:
+    """Return (id, suspect) of the first ready jobs of a queue, as many as its limits allow."""
+    limits = queue_limits(tx, queue)
+    if limits.paused:
+        return []
+    if limits.max_running is not None:
+        ((running,),) = tx.fetch(RUNNING_COUNT, [queue])
+        limit = min(limit, limits.max_running - int(running))
+    if limit < 1:
+        return []
+    only, params = "", [queue]
+    if backends is not None:
+        only = f" AND backend IN ({', '.join(['%s'] * len(backends))})"
+        params += backends
+    found = _probe(tx, only, params, limit)
+    if sum(suspect for _, suspect in found) > suspects:
+        # Look past the suspects: a row of them must not hide the innocent jobs behind.
+        found = [pick for pick in found if pick[1]][:suspects]
+        found += _probe(tx, f"{only} AND losses < {SUSPECT_LOSSES}", params, limit)
+    return found
+
+
+def _probe(tx: Transaction, only: str, params: Sequence[Any], limit: int) -> list[_Pick]:
+    statement = PICK.format(only=only, lock=tx.dialect.skip_locked)
+    return [(row[0], row[1] >= SUSPECT_LOSSES) for row in tx.fetch(statement, [*params, limit])]
+
+
+def _deal(picks: dict[str, list[_Pick]], limit: int, suspects: int) -> list[int]:
+    """Deal places one at a time round the ring of queues; return the job ids in that order."""
+    hands: list[Iterator[_Pick]] = [iter(hand) for hand in picks.values() if hand]
+    dealt: list[int] = []
+    while hands and len(dealt) < limit:
+        for hand in list(hands):
+            for job_id, suspect in hand:
+                if suspect and suspects < 1:
+                    continue
+                suspects -= suspect
+                dealt.append(job_id)
+                break
+            else:
+                hands.remove(hand)
+            if len(dealt) == limit:
+                break
+    return dealt
+
+
+def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
+    ids = ", ".join(["%s"] * len(job_ids))
+    rows = tx.fetch(START.format(ids=ids), [tx.now_db, *job_ids])
+    moved: dict[str, int] = defaultdict(int)
+    for row in rows:
+        moved[row[1]] += 1
+    for queue, n in moved.items():
+        tx.move(queue, State.READY, State.RUNNING, n)
+    return rows
+
+
+def _condemn_altered(tx: Transaction, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the rows whose checksum fits; the others go dead."""
+    sound, altered = [], []
+    for row in rows:
+        _, queue, backend, task, payload, checksum, key = row[:7]
+        fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum
+        (sound if fits else altered).append(row)
+    if altered:
+        ids = ", ".join(["%s"] * len(altered))
+        tx.execute(CONDEMN.format(ids=ids), [tx.now_db, ALTERED, *(row[0] for row in altered)])
+        for row in altered:
+            tx.move(row[1], State.RUNNING, State.DEAD)
+    return sound
+
+
+def _grant(
+    tx: Transaction,
+    rows: list[tuple[Any, ...]],
+    worker_id: int | None,
+    lease_seconds: float | None,
+) -> list[Claim]:
+    claims = [_claim(tx, row, lease_seconds) for row in rows]
+    params: list[Any] = []
+    for c in claims:
+        expires_db = tx.dialect.to_db(c.expires_at)
+        params += (c.job_id, c.attempt, c.token, worker_id, tx.now_db, expires_db, "", "", "", "")
+    values = tx.dialect.rows(len(claims), GRANT_CASTS)
+    lease_ids = {job_id: lease_id for lease_id, job_id in tx.fetch(GRANT.format(rows=values), params)}
+    for c in claims:
+        c.lease_id = lease_ids[c.job_id]
+    return claims
+
+
+def _claim(tx: Transaction, row: tuple[Any, ...], lease_seconds: float | None) -> Claim:
+    (job_id, queue, backend, task, payload, _, key, priority, attempt, left, losses) = row[:11]
+    (own_lease_seconds, timeout_seconds, created_at, available_at) = row[11:]
+    seconds = own_lease_seconds if lease_seconds is None else lease_seconds
+    ready_since = tx.dialect.from_db(available_at)
+    return Claim(
+        lease_id=0,
+        token=secrets.token_hex(16),
+        job_id=job_id,
+        queue=queue,
+        backend=backend,
+        task=task,
+        payload=payload,
+        idempotency_key=key,
+        priority=priority,
+        attempt=attempt,
+        attempts_left=left,
+        losses=losses,
+        lease_seconds=seconds,
+        timeout_seconds=timeout_seconds,
+        created_at=tx.dialect.from_db(created_at),
+        acquired_at=tx.now,
+        expires_at=tx.now + timedelta(seconds=seconds),
+        wait_seconds=max(0.0, (tx.now - ready_since).total_seconds()),
+    )

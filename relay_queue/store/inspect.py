@@ -1,0 +1,113 @@
+"""The read side: short looks at the tables that need no write lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+
+from relay_queue import conf
+from relay_queue.store.dialects import dialect_for
+
+READY_QUEUES = """
+    SELECT c.queue FROM relay_queue_queuecount c
+    LEFT JOIN relay_queue_queue q ON q.name = c.queue
+    WHERE c.state = 'ready' AND q.paused_at IS NULL
+    GROUP BY c.queue HAVING SUM(c.n) > 0
+"""
+"""Which unpaused queues have ready jobs."""
+
+QUEUE_NAMES = "SELECT name FROM relay_queue_queue ORDER BY name"
+"""All queues."""
+
+NEXT_DUE = """
+    SELECT available_at FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
+    ORDER BY available_at LIMIT 1
+"""
+"""When the next waiting job is due."""
+
+NEXT_EXPIRY = """
+    SELECT expires_at FROM relay_queue_lease WHERE ended_at IS NULL ORDER BY expires_at LIMIT 1
+"""
+"""When the next open lease runs out."""
+
+OPEN_LEASES = "SELECT id FROM relay_queue_lease WHERE worker_id = %s AND ended_at IS NULL"
+"""The leases that a worker still holds."""
+
+LIVE_WORKERS = """
+    SELECT id, incarnation, lock_device, lock_inode FROM relay_queue_worker
+    WHERE stopped_at IS NULL AND id <> %s
+"""
+"""The workers that have not been seen to end, but for one."""
+
+UNFINISHED_LEFT = """
+    SELECT queue FROM relay_queue_queuecount
+    WHERE state IN ('scheduled', 'ready', 'running', 'retrying')
+    GROUP BY queue HAVING SUM(n) > 0
+"""
+"""Which queues have unfinished jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a loop learns from one look: see `look`."""
+
+    queues: list[str]
+    ready: set[str]
+    next_due_at: datetime | None
+    next_expiry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWorker:
+    """A worker that may be dead: its row's id, and the identity of its lock file."""
+
+    worker_id: int
+    incarnation: str
+    lock_device: int | None
+    lock_inode: int | None
+
+
+def look() -> Look:
+    """Read all queues, which have ready jobs, and when the next job is due and lease runs out."""
+    return Look(
+        queues=[row[0] for row in _fetch(QUEUE_NAMES)],
+        ready=ready_queues(),
+        next_due_at=_moment(_fetch(NEXT_DUE)),
+        next_expiry_at=_moment(_fetch(NEXT_EXPIRY)),
+    )
+
+
+def ready_queues() -> set[str]:
+    """Return the queues that have ready jobs and are not paused."""
+    return {row[0] for row in _fetch(READY_QUEUES)}
+
+
+def unfinished_queues() -> set[str]:
+    """Return the queues that have jobs which are not finished."""
+    return {row[0] for row in _fetch(UNFINISHED_LEFT)}
+
+
+def open_leases(worker_id: int) -> set[int]:
+    """Return the ids of the leases that a worker holds."""
+    return {row[0] for row in _fetch(OPEN_LEASES, [worker_id])}
+
+
+def live_workers(but: int) -> list[OtherWorker]:
+    """Return the workers that have not been seen to end, but for the one with id ``but``."""
+    return [OtherWorker(*row) for row in _fetch(LIVE_WORKERS, [but])]
+
+
+def _fetch(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    with connections[conf.get().database].cursor() as cursor:
+        cursor.execute(statement, params)
+        return cursor.fetchall()
+
+
+def _moment(rows: list[tuple[Any, ...]]) -> datetime | None:
+    if not rows:
+        return None
+    return dialect_for(connections[conf.get().database]).from_db(rows[0][0])

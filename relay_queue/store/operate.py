@@ -1,0 +1,284 @@
+"""What an operator may do to jobs and queues. Each verb says what it changed and what it skipped.
+
+A verb that lost a race, because the job had moved on, skips that job and names its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from relay_queue.exceptions import InvalidJob, JobNotFound, QueueFull
+from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY, rank
+from relay_queue.states import CANCELLABLE, REQUEUEABLE, State, require
+from relay_queue.store.queues import check_known, queue_limits
+from relay_queue.store.records import Changed
+from relay_queue.store.settle import Step, move, read_running
+from relay_queue.store.transaction import Transaction, transaction
+
+READ_JOBS = """
+    SELECT id, queue, state, priority, available_at FROM relay_queue_job WHERE id IN ({ids}){lock}
+"""
+"""Read what decides whether a verb applies."""
+
+CANCEL = """
+    UPDATE relay_queue_job SET state = 'cancelled', finished_at = %s
+    WHERE id IN ({ids}) AND state IN ('scheduled', 'ready', 'running', 'retrying')
+"""
+"""Cancel unfinished jobs."""
+
+CANCEL_LEASES = """
+    UPDATE relay_queue_lease SET ended_at = %s, outcome = 'cancelled'
+    WHERE job_id IN ({ids}) AND ended_at IS NULL
+"""
+"""Void the tokens of jobs that are being cancelled."""
+
+RELEASE_LEASES = """
+    UPDATE relay_queue_lease SET ended_at = %s, outcome = 'released'
+    WHERE job_id IN ({ids}) AND ended_at IS NULL
+    RETURNING job_id
+"""
+"""Void the tokens of running jobs; the attempts are not charged."""
+
+REVIVE = """
+    UPDATE relay_queue_job
+    SET state = 'ready', attempt_base = attempt, losses = 0, available_at = %s, rank = %s,
+        finished_at = NULL
+    WHERE id = %s AND state IN ('dead', 'cancelled')
+"""
+"""Give one dead or cancelled job a fresh budget and a place in its queue."""
+
+RUN_NOW = """
+    UPDATE relay_queue_job SET state = 'ready', available_at = %s, rank = %s
+    WHERE id = %s AND state IN ('scheduled', 'retrying')
+"""
+"""Make one waiting job ready before its time."""
+
+SET_PRIORITY = """
+    UPDATE relay_queue_job SET priority = %s, rank = %s
+    WHERE id = %s AND state IN ('scheduled', 'ready', 'retrying')
+"""
+"""Change the class of one job that does not run."""
+
+DELETE_LEASES = "DELETE FROM relay_queue_lease WHERE job_id IN ({ids})"
+"""Delete the ledger of jobs that are about to be deleted."""
+
+DELETE_DEAD = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = 'dead'"
+"""Delete dead letters."""
+
+PAUSE = "UPDATE relay_queue_queue SET paused_at = COALESCE(paused_at, %s), updated_at = %s WHERE name = %s"
+"""Stop claims from a queue; the first pause keeps its time."""
+
+RESUME = "UPDATE relay_queue_queue SET paused_at = NULL, updated_at = %s WHERE name = %s"
+"""Allow claims from a queue."""
+
+SET_LIMITS = """
+    UPDATE relay_queue_queue SET capacity = %s, max_running = %s, updated_at = %s WHERE name = %s
+"""
+"""Replace both limits of a queue."""
+
+SET_AGING = "UPDATE relay_queue_queue SET aging_seconds = %s, updated_at = %s WHERE name = %s"
+"""Replace the aging of a queue; the ranks follow in batches."""
+
+NEXT_RANKS = """
+    SELECT id, priority, available_at FROM relay_queue_job
+    WHERE queue = %s AND id > %s AND state NOT IN ('succeeded', 'dead', 'cancelled')
+    ORDER BY id LIMIT %s
+"""
+"""Read the next unfinished jobs of a queue by id."""
+
+SET_RANK = """
+    WITH new (job_id, rank) AS (VALUES {rows})
+    UPDATE relay_queue_job SET rank = new.rank FROM new WHERE relay_queue_job.id = new.job_id
+"""
+"""Rewrite ranks."""
+
+BATCH: Final = 1000
+"""Rows that one transaction of ours touches at the most."""
+
+_Row = tuple[int, str, str, int, Any]
+
+
+def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
+    """Cancel unfinished jobs at once, running ones included: their tokens are void."""
+    rows, changed = _select(tx, job_ids, CANCELLABLE)
+    if rows:
+        ids = [row[0] for row in rows]
+        marks = _marks(ids)
+        tx.execute(CANCEL_LEASES.format(ids=marks), [tx.now_db, *ids])
+        tx.execute(CANCEL.format(ids=marks), [tx.now_db, *ids])
+        for _, queue, state, *_rest in rows:
+            tx.move(queue, state, State.CANCELLED)
+    return changed
+
+
+def cancel_one(tx: Transaction, job_id: int) -> None:
+    """Cancel one job, or raise `InvalidTransition` or `JobNotFound`."""
+    _insist(cancel(tx, [job_id]), job_id, State.CANCELLED)
+
+
+def requeue(tx: Transaction, job_ids: Sequence[int]) -> Changed:
+    """Move dead and cancelled jobs back to ready with a fresh budget.
+
+    Raises `QueueFull` if a queue has no room for all of them; nothing is changed then.
+    """
+    rows, changed = _select(tx, job_ids, REQUEUEABLE)
+    wanted: dict[str, int] = {}
+    for _, queue, *_rest in rows:
+        wanted[queue] = wanted.get(queue, 0) + 1
+    for queue in sorted(wanted):
+        limits = queue_limits(tx, queue)
+        if limits.capacity is not None and limits.unfinished + wanted[queue] > limits.capacity:
+            raise QueueFull(queue, limits.capacity, wanted[queue])
+    _rerank_each(tx, rows, REVIVE)
+    return changed
+
+
+def requeue_one(tx: Transaction, job_id: int) -> None:
+    """Requeue one job, or raise `InvalidTransition`, `JobNotFound` or `QueueFull`."""
+    _insist(requeue(tx, [job_id]), job_id, State.READY)
+
+
+def run_now(tx: Transaction, job_ids: Sequence[int]) -> Changed:
+    """Make scheduled and retrying jobs ready before their time; the budget stays as it is."""
+    rows, changed = _select(tx, job_ids, frozenset({State.SCHEDULED, State.RETRYING}))
+    _rerank_each(tx, rows, RUN_NOW)
+    return changed
+
+
+def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Changed:
+    """Change the class of jobs that wait; their waiting time goes on counting."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidJob(f"priority must be a whole number, not {priority!r}")
+    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidJob(
+            f"priority is {priority}; it must be between {MIN_PRIORITY} and {MAX_PRIORITY}"
+        )
+    waiting = frozenset({State.SCHEDULED, State.READY, State.RETRYING})
+    rows, changed = _select(tx, job_ids, waiting)
+    for job_id, queue, _state, _priority, available_at in rows:
+        aging = queue_limits(tx, queue).aging_seconds
+        new_rank = rank(tx.dialect.from_db(available_at), priority, aging)
+        tx.execute(SET_PRIORITY, [priority, new_rank, job_id])
+    return changed
+
+
+def discard(tx: Transaction, job_ids: Sequence[int]) -> Changed:
+    """Delete dead letters and their ledger for good."""
+    rows, changed = _select(tx, job_ids, frozenset({State.DEAD}))
+    if rows:
+        ids = [row[0] for row in rows]
+        tx.execute(DELETE_LEASES.format(ids=_marks(ids)), ids)
+        tx.execute(DELETE_DEAD.format(ids=_marks(ids)), ids)
+        for _, queue, *_rest in rows:
+            tx.count(queue, State.DEAD, -1)
+    return changed
+
+
+def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
+    """Take running jobs from their owners and make them ready, uncharged.
+
+    Their functions may still be running: the next attempt can overlap with them.
+    """
+    rows, changed = _select(tx, job_ids, frozenset({State.RUNNING}))
+    if rows:
+        ids = [row[0] for row in rows]
+        ended = tx.fetch(RELEASE_LEASES.format(ids=_marks(ids)), [tx.now_db, *ids])
+        steps = [Step(job, State.READY) for job in read_running(tx, [row[0] for row in ended])]
+        for step in steps:
+            step.attempt -= 1
+        move(tx, steps)
+    return changed
+
+
+def pause(tx: Transaction, queue: str) -> None:
+    """Stop claims from a queue; what runs goes on. Enqueues are accepted."""
+    check_known(queue)
+    queue_limits(tx, queue)
+    tx.execute(PAUSE, [tx.now_db, tx.now_db, queue])
+
+
+def resume(tx: Transaction, queue: str) -> None:
+    """Allow claims from a queue again."""
+    check_known(queue)
+    queue_limits(tx, queue)
+    tx.execute(RESUME, [tx.now_db, queue])
+
+
+def set_limits(
+    tx: Transaction, queue: str, *, capacity: int | None, max_running: int | None
+) -> None:
+    """Replace the limits of a queue; None is unbounded. Jobs already there stay."""
+    for name, value in (("capacity", capacity), ("max_running", max_running)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InvalidJob(f"{name} must be a whole number or None, not {value!r}")
+        if value is not None and not 0 <= value <= 2**31 - 1:
+            raise InvalidJob(f"{name} is {value}; it must be between 0 and {2**31 - 1}, or None")
+    check_known(queue)
+    queue_limits(tx, queue)
+    tx.execute(SET_LIMITS, [capacity, max_running, tx.now_db, queue])
+
+
+def rerank(queue: str, aging_seconds: float | None) -> int:
+    """Change the aging of a queue and rewrite the ranks of its unfinished jobs; return how many.
+
+    Works in transactions of its own, at most ``BATCH`` rows each. Jobs enqueued meanwhile already
+    have the new rank.
+    """
+    with transaction() as tx:
+        check_known(queue)
+        queue_limits(tx, queue)
+        tx.execute(SET_AGING, [aging_seconds, tx.now_db, queue])
+    last, total = 0, 0
+    while True:
+        with transaction() as tx:
+            rows = tx.fetch(NEXT_RANKS, [queue, last, BATCH])
+            if not rows:
+                return total
+            aging = queue_limits(tx, queue).aging_seconds
+            params: list[Any] = []
+            for job_id, priority, available_at in rows:
+                params += (job_id, rank(tx.dialect.from_db(available_at), priority, aging))
+            values = tx.dialect.rows(len(rows), ("bigint", "bigint"))
+            tx.execute(SET_RANK.format(rows=values), params)
+        last, total = rows[-1][0], total + len(rows)
+
+
+def _marks(ids: Sequence[int]) -> str:
+    return ", ".join(["%s"] * len(ids))
+
+
+def _select(
+    tx: Transaction, job_ids: Sequence[int], states: frozenset[State]
+) -> tuple[list[_Row], Changed]:
+    """Split jobs into those in one of the states and those that are skipped; unknown ids vanish."""
+    ids = list(dict.fromkeys(job_ids))
+    if len(ids) > BATCH:
+        raise ValueError(f"{len(ids)} jobs in one transaction; at most {BATCH}. Work in batches.")
+    changed = Changed()
+    rows: list[Any] = []
+    if ids:
+        statement = READ_JOBS.format(ids=_marks(ids), lock=tx.dialect.lock_queue)
+        for row in tx.fetch(statement, ids):
+            if row[2] in states:
+                rows.append(row)
+                changed.job_ids.append(row[0])
+            else:
+                changed.skipped[row[0]] = row[2]
+    return rows, changed
+
+
+def _rerank_each(tx: Transaction, rows: Sequence[_Row], statement: str) -> None:
+    """Make jobs ready as of now, each with the rank of its class."""
+    for job_id, queue, state, priority, _available_at in rows:
+        aging = queue_limits(tx, queue).aging_seconds
+        tx.execute(statement, [tx.now_db, rank(tx.now, priority, aging), job_id])
+        tx.move(queue, state, State.READY)
+
+
+def _insist(changed: Changed, job_id: int, to_state: State) -> None:
+    if changed.job_ids:
+        return
+    if job_id not in changed.skipped:
+        raise JobNotFound(job_id)
+    require(changed.skipped[job_id], to_state, job_id)

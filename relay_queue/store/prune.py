@@ -1,0 +1,66 @@
+"""Prune: delete old finished jobs, stopped workers and statistics, a bounded bite at a time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from relay_queue.states import TERMINAL, State
+from relay_queue.store.transaction import Transaction
+
+FIND_OLD = """
+    SELECT id, queue FROM relay_queue_job
+    WHERE state = %s AND finished_at < %s ORDER BY finished_at LIMIT %s{lock}
+"""
+"""Find the oldest finished jobs: a probe of the finished index."""
+
+DELETE_LEASES = "DELETE FROM relay_queue_lease WHERE job_id IN ({ids})"
+"""Delete the ledger first: a lease must not outlive its job."""
+
+DELETE_JOBS = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = %s AND finished_at < %s"
+"""Delete the jobs, if they are still what was found."""
+
+DELETE_WORKERS = """
+    DELETE FROM relay_queue_worker WHERE id IN (
+        SELECT w.id FROM relay_queue_worker w WHERE w.stopped_at < %s
+        AND NOT EXISTS (SELECT 1 FROM relay_queue_lease l
+                        WHERE l.worker_id = w.id AND l.ended_at IS NULL)
+        LIMIT %s)
+"""
+"""Delete workers that stopped long ago and hold nothing."""
+
+DELETE_MINUTES = """
+    DELETE FROM relay_queue_queueminute WHERE id IN (
+        SELECT id FROM relay_queue_queueminute WHERE minute < %s ORDER BY minute LIMIT %s)
+"""
+"""Delete statistics of minutes that nobody asks for any more."""
+
+
+def prune(tx: Transaction, state: State, finished_before: datetime, limit: int = 1000) -> int:
+    """Delete up to ``limit`` jobs of a terminal state that finished before a time, with leases.
+
+    Returns how many. Raises ``ValueError`` for a state that is not terminal.
+    """
+    if state not in TERMINAL:
+        raise ValueError(f"jobs that are {state!r} are not finished and cannot be pruned")
+    before = tx.dialect.to_db(finished_before)
+    statement = FIND_OLD.format(lock=tx.dialect.skip_locked)
+    rows = tx.fetch(statement, [State(state).value, before, limit])
+    if not rows:
+        return 0
+    ids = [row[0] for row in rows]
+    marks = ", ".join(["%s"] * len(ids))
+    tx.execute(DELETE_LEASES.format(ids=marks), ids)
+    tx.execute(DELETE_JOBS.format(ids=marks), [*ids, State(state).value, before])
+    for _, queue in rows:
+        tx.count(queue, state, -1)
+    return len(ids)
+
+
+def prune_workers(tx: Transaction, before: datetime, limit: int = 1000) -> int:
+    """Delete up to ``limit`` workers that stopped before a time; return how many."""
+    return tx.execute(DELETE_WORKERS, [tx.dialect.to_db(before), limit])
+
+
+def prune_minutes(tx: Transaction, before: datetime, limit: int = 1000) -> int:
+    """Delete up to ``limit`` rows of statistics of minutes before a time; return how many."""
+    return tx.execute(DELETE_MINUTES, [tx.dialect.to_db(before), limit])

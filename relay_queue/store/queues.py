@@ -1,0 +1,82 @@
+"""Queues: their rows, made on first use, and the limits that every verb obeys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relay_queue import conf
+from relay_queue.conf import QueueOptions
+from relay_queue.exceptions import UnknownQueue
+from relay_queue.states import UNFINISHED
+from relay_queue.store.transaction import Transaction
+
+_UNFINISHED_SQL = ", ".join(f"'{state.value}'" for state in sorted(UNFINISHED))
+
+FIND_LIMITS = f"""
+    SELECT q.capacity, q.max_running, q.aging_seconds, q.paused_at IS NOT NULL,
+           CASE WHEN q.capacity IS NULL THEN 0 ELSE
+               (SELECT COALESCE(SUM(c.n), 0) FROM relay_queue_queuecount c
+                WHERE c.queue = q.name AND c.state IN ({_UNFINISHED_SQL})) END
+    FROM relay_queue_queue q WHERE q.name = %s{{lock}}
+"""
+"""Read the limits of one queue, and its unfinished jobs where a capacity makes them matter."""
+
+CREATE_QUEUE = """
+    INSERT INTO relay_queue_queue
+        (name, capacity, max_running, aging_seconds, paused_at, created_at, updated_at)
+    VALUES (%s, %s, %s, %s, NULL, %s, %s)
+    ON CONFLICT (name) DO NOTHING
+"""
+"""Create the row of a queue unless somebody has."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What an operator allows a queue. ``unfinished`` is counted only if ``capacity`` is set."""
+
+    capacity: int | None
+    max_running: int | None
+    aging_seconds: float | None
+    paused: bool
+    unfinished: int
+
+
+def queue_limits(tx: Transaction, name: str) -> QueueLimits:
+    """Return the limits of a queue, creating its row on first use; see `check_known`."""
+    return _find(tx, name) or _create(tx, name)
+
+
+def check_known(name: str) -> None:
+    """Raise `UnknownQueue` if the settings list the queues and this is not one of them."""
+    known = conf.get().queues
+    if known is not None and name not in known:
+        raise UnknownQueue(
+            f"there is no queue {name!r}; RELAY['QUEUES'] lists {', '.join(sorted(known))}. "
+            "Add it there, or use one of these."
+        )
+
+
+def ensure_queue(tx: Transaction, name: str) -> None:
+    """Create the row of a queue if there is none; see `queue_limits`."""
+    queue_limits(tx, name)
+
+
+def _find(tx: Transaction, name: str) -> QueueLimits | None:
+    rows = tx.fetch(FIND_LIMITS.format(lock=tx.dialect.lock_queue), [name])
+    if not rows:
+        return None
+    capacity, max_running, aging_seconds, paused, unfinished = rows[0]
+    return QueueLimits(capacity, max_running, aging_seconds, bool(paused), int(unfinished))
+
+
+def _create(tx: Transaction, name: str) -> QueueLimits:
+    check_known(name)
+    known = conf.get().queues
+    options = QueueOptions() if known is None else known[name]
+    tx.execute(
+        CREATE_QUEUE,
+        [name, options.capacity, options.max_running, options.aging_seconds, tx.now_db, tx.now_db],
+    )
+    limits = _find(tx, name)
+    assert limits is not None, "the row was inserted in this very transaction"
+    return limits

@@ -1,0 +1,131 @@
+"""Recover: end the leases whose time or owner is gone. Promote: wake the jobs that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from relay_queue.backoff import Backoff
+from relay_queue.states import Outcome, State
+from relay_queue.store.records import SUSPECT_LOSSES, Recovered
+from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
+from relay_queue.store.transaction import Transaction
+
+FIND_EXPIRED = """
+    SELECT id FROM relay_queue_lease
+    WHERE ended_at IS NULL AND expires_at <= %s ORDER BY expires_at LIMIT %s{lock}
+"""
+"""Find open leases whose time is over: a probe of the expiry index."""
+
+FIND_OF_WORKERS = """
+    SELECT id FROM relay_queue_lease
+    WHERE ended_at IS NULL AND worker_id IN ({workers}) ORDER BY id LIMIT %s{lock}
+"""
+"""Find the open leases of workers that are known to be dead."""
+
+END_EXPIRED = """
+    UPDATE relay_queue_lease SET ended_at = %s, outcome = 'expired'
+    WHERE id IN ({ids}) AND ended_at IS NULL AND expires_at <= %s
+    RETURNING id, job_id
+"""
+"""End leases by time; checked again, since another owner may have renewed."""
+
+END_LOST = """
+    UPDATE relay_queue_lease SET ended_at = %s, outcome = 'lost'
+    WHERE id IN ({ids}) AND ended_at IS NULL AND worker_id IN ({workers})
+    RETURNING id, job_id
+"""
+"""End the leases of dead owners."""
+
+FIND_DUE = """
+    SELECT id, queue, state FROM relay_queue_job
+    WHERE state IN ('scheduled', 'retrying') AND available_at <= %s
+    ORDER BY available_at LIMIT %s{lock}
+"""
+"""Find waiting jobs whose time has come: a probe of the due index."""
+
+PROMOTE = """
+    UPDATE relay_queue_job SET state = 'ready'
+    WHERE id IN ({ids}) AND state IN ('scheduled', 'retrying')
+"""
+"""Make due jobs ready. Their rank was set when they began to wait."""
+
+LOSS_BACKOFF = Backoff(base_seconds=1.0, max_seconds=300.0, jitter="full")
+"""Jobs that outlived two owners come back apart from each other, not in the herd that died."""
+
+MESSAGES = {
+    Outcome.LOST: "the worker died; the effect of this attempt is unknown",
+    Outcome.EXPIRED: "the lease ran out; the effect of this attempt is unknown",
+}
+
+
+def recover_expired(tx: Transaction, limit: int = 1000) -> list[Recovered]:
+    """End up to ``limit`` leases whose time is over, and send their jobs on."""
+    found = [
+        row[0]
+        for row in tx.fetch(FIND_EXPIRED.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
+    ]
+    if not found:
+        return []
+    statement = END_EXPIRED.format(ids=", ".join(["%s"] * len(found)))
+    params = [tx.now_db, *found, tx.now_db]
+    return _send_on(tx, tx.fetch(statement, params), Outcome.EXPIRED)
+
+
+def recover_dead(tx: Transaction, worker_ids: Sequence[int], limit: int = 1000) -> list[Recovered]:
+    """End up to ``limit`` leases of workers that are proven dead, and send their jobs on.
+
+    The proof is the caller's: it holds the dead worker's lock. Time alone proves nothing.
+    """
+    if not worker_ids:
+        return []
+    workers = ", ".join(["%s"] * len(worker_ids))
+    find = FIND_OF_WORKERS.format(workers=workers, lock=tx.dialect.skip_locked)
+    found = [row[0] for row in tx.fetch(find, [*worker_ids, limit])]
+    if not found:
+        return []
+    statement = END_LOST.format(ids=", ".join(["%s"] * len(found)), workers=workers)
+    params = [tx.now_db, *found, *worker_ids]
+    return _send_on(tx, tx.fetch(statement, params), Outcome.LOST)
+
+
+def promote(tx: Transaction, limit: int = 1000) -> dict[str, int]:
+    """Make up to ``limit`` due jobs ready; return how many per queue."""
+    rows = tx.fetch(FIND_DUE.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
+    if not rows:
+        return {}
+    tx.execute(PROMOTE.format(ids=", ".join(["%s"] * len(rows))), [row[0] for row in rows])
+    promoted: dict[str, int] = {}
+    for _, queue, state in rows:
+        tx.move(queue, state, State.READY)
+        promoted[queue] = promoted.get(queue, 0) + 1
+    return promoted
+
+
+def _send_on(
+    tx: Transaction, ended: Sequence[tuple[Any, ...]], outcome: Outcome
+) -> list[Recovered]:
+    """Move the jobs of leases that were just ended for their owners."""
+    leases = {job_id: lease_id for lease_id, job_id in ended}
+    if not leases:
+        return []
+    steps = [_step(tx, job, job.losses + 1, outcome) for job in read_running(tx, list(leases))]
+    move(tx, steps)
+    return [
+        Recovered(leases[s.job.job_id], s.job.job_id, s.job.queue, outcome, s.state) for s in steps
+    ]
+
+
+def _step(tx: Transaction, job: RunningJob, losses: int, outcome: Outcome) -> Step:
+    """A first loss goes back to its place at once; from the second in a row it waits."""
+    if job.exhausted:
+        state = State.DEAD
+    else:
+        state = State.READY if losses < SUSPECT_LOSSES else State.RETRYING
+    step = Step(job, state)
+    step.losses = losses
+    step.error = MESSAGES[outcome]
+    if state is State.RETRYING:
+        back_off(tx, step, LOSS_BACKOFF.delay_seconds(losses - 1))
+    return step
+

@@ -1,0 +1,324 @@
+"""Settle: ack, nack, snooze and release. Only the holder of an open lease's token may.
+
+Each settlement ends the lease first, guarded by id, token, openness and expiry, and touches the job
+only if that guard matched. What the guard turns away is refused, and written on the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from relay_queue.backoff import Backoff
+from relay_queue.ranking import rank
+from relay_queue.states import Outcome, State
+from relay_queue.store.queues import queue_limits
+from relay_queue.store.records import Settled, Settlement
+from relay_queue.store.transaction import Transaction
+
+END_LEASES = """
+    WITH told (lease_id, token, outcome, error, traceback) AS (VALUES {rows})
+    UPDATE relay_queue_lease
+    SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
+    FROM told
+    WHERE relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
+      AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s
+    RETURNING relay_queue_lease.id, relay_queue_lease.job_id
+"""
+"""End the leases whose owners still hold them."""
+
+SUCCEED = """
+    WITH done (job_id, result) AS (VALUES {rows})
+    UPDATE relay_queue_job
+    SET state = 'succeeded', finished_at = %s, result = done.result, losses = 0, last_error = ''
+    FROM done
+    WHERE relay_queue_job.id = done.job_id AND relay_queue_job.state = 'running'
+    RETURNING relay_queue_job.id, relay_queue_job.queue
+"""
+"""Finish the jobs whose leases were just ended as acked."""
+
+READ_RUNNING = """
+    SELECT id, queue, priority, rank, attempt, attempt_base, max_attempts, backoff_base_seconds,
+           backoff_max_seconds, backoff_jitter, available_at, losses
+    FROM relay_queue_job WHERE id IN ({ids}) AND state = 'running'
+"""
+"""Read what decides where a job that did not succeed goes next."""
+
+MOVE = """
+    WITH next (job_id, state, attempt, rank, available_at, finished_at, losses, error) AS
+        (VALUES {rows})
+    UPDATE relay_queue_job
+    SET state = next.state, attempt = next.attempt, rank = next.rank,
+        available_at = next.available_at, finished_at = next.finished_at,
+        losses = next.losses, last_error = COALESCE(next.error, last_error)
+    FROM next
+    WHERE relay_queue_job.id = next.job_id AND relay_queue_job.state = 'running'
+"""
+"""Send running jobs whose leases were just ended to their next state."""
+
+FIND_REFUSED = """
+    SELECT l.id, l.job_id, l.token, l.outcome, l.ended_at IS NOT NULL, j.queue, j.state
+    FROM relay_queue_lease l JOIN relay_queue_job j ON j.id = l.job_id
+    WHERE l.id IN ({ids})
+"""
+"""Read why leases did not match the guard."""
+
+RECORD_REFUSAL = """
+    UPDATE relay_queue_lease SET refused_at = %s, refused_verb = %s, refused_reason = %s
+    WHERE id = %s AND token = %s
+"""
+"""Write on a lease that its owner came back late, with which verb, and why it was refused."""
+
+LEASE_CASTS = ("bigint", "text", "text", "text", "text")
+MOVE_CASTS = (
+    "bigint",
+    "text",
+    "int",
+    "bigint",
+    "timestamptz",
+    "timestamptz",
+    "int",
+    "text",
+)
+
+
+class Step:
+    """Where one running job goes: a row for ``MOVE``."""
+
+    __slots__ = ("attempt", "available_at", "error", "finished", "job", "losses", "rank", "state")
+
+    def __init__(self, job: RunningJob, state: State) -> None:
+        self.job = job
+        self.state = state
+        self.attempt = job.attempt
+        self.rank = job.rank
+        self.available_at: Any = job.available_at
+        self.finished = state is State.DEAD
+        self.losses = 0
+        self.error: str | None = None
+
+
+class RunningJob:
+    """The columns of ``READ_RUNNING``."""
+
+    __slots__ = (
+        "attempt",
+        "attempt_base",
+        "available_at",
+        "backoff",
+        "job_id",
+        "losses",
+        "max_attempts",
+        "priority",
+        "queue",
+        "rank",
+    )
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        self.job_id, self.queue, self.priority, self.rank = row[:4]
+        self.attempt, self.attempt_base, self.max_attempts = row[4:7]
+        self.backoff = Backoff(*row[7:10])
+        self.available_at, self.losses = row[10:]
+
+    @property
+    def failures(self) -> int:
+        """Charged attempts since the last requeue."""
+        return int(self.attempt - self.attempt_base)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the attempt that just ended was the last of the budget."""
+        return self.failures >= self.max_attempts
+
+
+def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
+    """Apply what owners tell of their leases; the answers are in the order of the settlements.
+
+    A refused settlement changes nothing but the record of the refusal on its lease. An ack that is
+    told twice is answered as the success that it was.
+    """
+    if not settlements:
+        return []
+    # One word per lease and round: were two told at once, the guard could not say which it took.
+    first: dict[int, Settlement] = {}
+    again: list[Settlement] = []
+    for told in settlements:
+        if first.setdefault(told.lease_id, told) is not told:
+            again.append(told)
+    placed = _settle_each(tx, list(first.values()))
+    later = iter(settle(tx, again))
+    return [
+        placed[told.lease_id] if first[told.lease_id] is told else next(later)
+        for told in settlements
+    ]
+
+
+def _settle_each(tx: Transaction, settlements: list[Settlement]) -> dict[int, Settled]:
+    """Settle leases that are all different; return the answers by lease id."""
+    jobs = _end_leases(tx, settlements)
+    accepted = [told for told in settlements if told.lease_id in jobs]
+    placed = _succeed(tx, [told for told in accepted if told.verb == "ack"], jobs)
+    others = [told for told in accepted if told.verb != "ack"]
+    if others:
+        placed |= _fail(tx, others, jobs)
+    if len(accepted) < len(settlements):
+        placed |= _refuse(tx, [told for told in settlements if told.lease_id not in jobs])
+    return placed
+
+
+def ack(tx: Transaction, lease_id: int, token: str, result: str = "null") -> Settled:
+    """The function returned ``result`` (JSON text): the job has succeeded."""
+    return settle(tx, [Settlement("ack", lease_id, token, result=result)])[0]
+
+
+def nack(
+    tx: Transaction,
+    lease_id: int,
+    token: str,
+    *,
+    error: str = "",
+    message: str = "",
+    traceback: str = "",
+    fatal: bool = False,
+    delay_seconds: float | None = None,
+) -> Settled:
+    """The function failed: the job backs off, or goes dead when fatal or out of attempts."""
+    told = Settlement(
+        "nack",
+        lease_id,
+        token,
+        error=error,
+        message=message,
+        traceback=traceback,
+        fatal=fatal,
+        delay_seconds=delay_seconds,
+    )
+    return settle(tx, [told])[0]
+
+
+def snooze(tx: Transaction, lease_id: int, token: str, seconds: float) -> Settled:
+    """The function asks to be run again in ``seconds``; the attempt is not charged."""
+    return settle(tx, [Settlement("snooze", lease_id, token, delay_seconds=seconds)])[0]
+
+
+def release(tx: Transaction, lease_id: int, token: str) -> Settled:
+    """The owner hands the job back, unrun or interrupted; the attempt is not charged."""
+    return settle(tx, [Settlement("release", lease_id, token)])[0]
+
+
+def read_running(tx: Transaction, job_ids: Sequence[int]) -> list[RunningJob]:
+    """Return the running ones among these jobs, with what decides where they go."""
+    ids = ", ".join(["%s"] * len(job_ids))
+    return [RunningJob(row) for row in tx.fetch(READ_RUNNING.format(ids=ids), list(job_ids))]
+
+
+def back_off(tx: Transaction, step: Step, delay_seconds: float) -> None:
+    """Send a job to wait ``delay_seconds``; it rejoins its class at that time."""
+    due = tx.now + timedelta(seconds=delay_seconds)
+    limits = queue_limits(tx, step.job.queue)
+    step.available_at = tx.dialect.to_db(due)
+    step.rank = rank(due, step.job.priority, limits.aging_seconds)
+
+
+def move(tx: Transaction, steps: Sequence[Step]) -> None:
+    """Write where running jobs go, and count it."""
+    params: list[Any] = []
+    for step in steps:
+        finished_at = tx.now_db if step.finished else None
+        params += (step.job.job_id, step.state.value, step.attempt, step.rank)
+        params += (step.available_at, finished_at, step.losses, step.error)
+        tx.move(step.job.queue, State.RUNNING, step.state)
+    tx.execute(MOVE.format(rows=tx.dialect.rows(len(steps), MOVE_CASTS)), params)
+
+
+def _outcome(told: Settlement) -> Outcome:
+    if told.verb == "ack":
+        return Outcome.ACKED
+    if told.verb == "snooze":
+        return Outcome.SNOOZED
+    if told.verb == "release":
+        return Outcome.RELEASED
+    if told.timed_out:
+        return Outcome.TIMED_OUT
+    return Outcome.FATAL if told.fatal else Outcome.FAILED
+
+
+def _end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> dict[int, int]:
+    """End what may be ended; return lease id → job id."""
+    params: list[Any] = []
+    for told in settlements:
+        params += (told.lease_id, told.token, _outcome(told).value, told.error, told.traceback)
+    rows = tx.dialect.rows(len(settlements), LEASE_CASTS)
+    return dict(tx.fetch(END_LEASES.format(rows=rows), [*params, tx.now_db, tx.now_db]))
+
+
+def _succeed(
+    tx: Transaction, acks: Sequence[Settlement], jobs: dict[int, int]
+) -> dict[int, Settled]:
+    if not acks:
+        return {}
+    params: list[Any] = []
+    for told in acks:
+        params += (jobs[told.lease_id], told.result)
+    rows = tx.dialect.rows(len(acks), ("bigint", "text"))
+    queues = dict(tx.fetch(SUCCEED.format(rows=rows), [*params, tx.now_db]))
+    placed = {}
+    for told in acks:
+        job_id = jobs[told.lease_id]
+        tx.move(queues[job_id], State.RUNNING, State.SUCCEEDED)
+        placed[told.lease_id] = Settled(told.lease_id, job_id, queues[job_id], State.SUCCEEDED)
+    return placed
+
+
+def _fail(
+    tx: Transaction, others: Sequence[Settlement], jobs: dict[int, int]
+) -> dict[int, Settled]:
+    running = {job.job_id: job for job in read_running(tx, [jobs[t.lease_id] for t in others])}
+    steps = [(told, _next_step(tx, told, running[jobs[told.lease_id]])) for told in others]
+    move(tx, [step for _, step in steps])
+    return {
+        told.lease_id: Settled(told.lease_id, step.job.job_id, step.job.queue, step.state)
+        for told, step in steps
+    }
+
+
+def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
+    if told.verb == "release":
+        step = Step(job, State.READY)
+        step.attempt -= 1
+        return step
+    if told.verb == "snooze":
+        step = Step(job, State.SCHEDULED)
+        step.attempt -= 1
+        back_off(tx, step, told.delay_seconds or 0.0)
+        return step
+    step = Step(job, State.DEAD if told.fatal or job.exhausted else State.RETRYING)
+    step.error = told.message
+    if step.state is State.RETRYING:
+        delay = told.delay_seconds
+        back_off(tx, step, job.backoff.delay_seconds(job.failures) if delay is None else delay)
+    return step
+
+
+def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
+    ids = ", ".join(["%s"] * len(late))
+    rows = tx.fetch(FIND_REFUSED.format(ids=ids), [told.lease_id for told in late])
+    found = {row[0]: row for row in rows}
+    placed = {}
+    for told in late:
+        row = found.get(told.lease_id)
+        if row is None or row[2] != told.token:
+            placed[told.lease_id] = Settled(
+                told.lease_id, None, "", "", "no lease has this id and token"
+            )
+            continue
+        _, job_id, _, outcome, ended, queue, state = row
+        if told.verb == "ack" and outcome == Outcome.ACKED:
+            placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state)
+            continue
+        reason = f"the lease had ended: {outcome}" if ended else "the lease had expired"
+        tx.execute(RECORD_REFUSAL, [tx.now_db, told.verb, reason, told.lease_id, told.token])
+        placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state, reason)
+    return placed
+

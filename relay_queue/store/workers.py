@@ -1,0 +1,130 @@
+"""The registry of workers, and the statistics that each of them writes for itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from relay_queue.store.transaction import Transaction
+
+REGISTER = """
+    INSERT INTO relay_queue_worker
+        (incarnation, name, host, boot_id, pid, lock_device, lock_inode, queues, concurrency,
+         started_at, heartbeat_at, stop_reason, claimed, succeeded, failed, refused)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '', 0, 0, 0, 0)
+    RETURNING id
+"""
+"""Add a worker."""
+
+HEARTBEAT = """
+    UPDATE relay_queue_worker
+    SET heartbeat_at = %s, claimed = %s, succeeded = %s, failed = %s, refused = %s
+    WHERE id = %s AND stopped_at IS NULL
+"""
+"""Say that a worker is alive, and write its totals."""
+
+STOP = """
+    UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = %s
+    WHERE id IN ({ids}) AND stopped_at IS NULL
+"""
+"""Say that workers have ended, and why."""
+
+ROLL_UP = """
+    INSERT INTO relay_queue_queueminute
+        (queue, worker_id, minute, claimed, succeeded, failed, retried, died, expired, refused,
+         wait_histogram, run_histogram)
+    VALUES {rows}
+    ON CONFLICT (minute, queue, worker_id) DO UPDATE SET
+        claimed = excluded.claimed, succeeded = excluded.succeeded, failed = excluded.failed,
+        retried = excluded.retried, died = excluded.died, expired = excluded.expired,
+        refused = excluded.refused, wait_histogram = excluded.wait_histogram,
+        run_histogram = excluded.run_histogram
+"""
+"""Write a worker's totals of some minutes; a worker writes only rows of its own."""
+
+MINUTE_CASTS = ("text", "bigint", "timestamptz", *["int"] * 7, "text", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorker:
+    """What a worker says of itself when it starts."""
+
+    incarnation: str
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    lock_device: int | None
+    lock_inode: int | None
+    queues: Sequence[str]
+    concurrency: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a worker, or one minute of it, has done. Histograms count per bucket of `bucket`."""
+
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    retried: int = 0
+    died: int = 0
+    expired: int = 0
+    refused: int = 0
+    wait: dict[int, int] = field(default_factory=dict)
+    run: dict[int, int] = field(default_factory=dict)
+
+
+def bucket(seconds: float) -> int:
+    """Return the histogram bucket of a duration: n holds [2^(n-1), 2^n) microseconds."""
+    return max(0, int(seconds * 1_000_000)).bit_length()
+
+
+def register_worker(tx: Transaction, worker: NewWorker) -> int:
+    """Add a worker and return its id. Its liveness lock must be held before."""
+    values = [
+        worker.incarnation,
+        worker.name,
+        worker.host,
+        worker.boot_id,
+        worker.pid,
+        worker.lock_device,
+        worker.lock_inode,
+        ",".join(worker.queues),
+        worker.concurrency,
+        tx.now_db,
+        tx.now_db,
+    ]
+    ((worker_id,),) = tx.fetch(REGISTER, values)
+    return int(worker_id)
+
+
+def heartbeat(tx: Transaction, worker_id: int, totals: Totals) -> None:
+    """Say that a worker is alive, and write its running totals."""
+    params = [tx.now_db, totals.claimed, totals.succeeded, totals.failed, totals.refused, worker_id]
+    tx.execute(HEARTBEAT, params)
+
+
+def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int:
+    """Mark workers as ended, with the reason; return how many were not yet."""
+    if not worker_ids:
+        return 0
+    statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
+    return tx.execute(statement, [tx.now_db, reason[:200], *worker_ids])
+
+
+def roll_up(
+    tx: Transaction, worker_id: int, minutes: Mapping[tuple[str, datetime], Totals]
+) -> None:
+    """Write a worker's totals of some (queue, minute) pairs, replacing what it wrote before."""
+    if not minutes:
+        return
+    params: list[Any] = []
+    for (queue, minute), t in minutes.items():
+        params += (queue, worker_id, tx.dialect.to_db(minute), t.claimed, t.succeeded, t.failed)
+        params += (t.retried, t.died, t.expired, t.refused, json.dumps(t.wait), json.dumps(t.run))
+    rows = tx.dialect.rows(len(minutes), MINUTE_CASTS)
+    tx.execute(ROLL_UP.format(rows=rows), params)
