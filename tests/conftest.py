@@ -108,7 +108,7 @@ class Project:
 
     def pids(self) -> dict[int, str]:
         """Return the live processes of this project, as process id to command line."""
-        return _processes_with(f"{DATABASE_VARIABLE}={self.database}")
+        return processes_with(f"{DATABASE_VARIABLE}={self.database}")
 
     def stop(self, process: subprocess.Popen[bytes], timeout: float = STOP_SECONDS) -> int:
         """End one process: first politely, after ``timeout`` seconds by force."""
@@ -176,7 +176,7 @@ class Project:
         return strays
 
 
-def _processes_with(variable: str) -> dict[int, str]:
+def processes_with(variable: str) -> dict[int, str]:
     """Return live processes, other than this one, whose environment holds ``variable``."""
     needle = variable.encode()
     found = {}

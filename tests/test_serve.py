@@ -1,0 +1,127 @@
+"""``make serve``: one command that starts everything, and one signal that ends everything."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, processes_with, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """``python -m relay_project.serve`` with a directory of its own for what it writes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.mark = f"RELAY_VAR={directory / 'var'}"
+        self.log = directory / "serve.log"
+        environment = {
+            **os.environ,
+            "RELAY_VAR": str(directory / "var"),
+            "DJANGO_SETTINGS_MODULE": "relay_project.settings",
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "relay_project.serve"],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait_until_ready(self) -> None:
+        wait_until(
+            lambda: "Ctrl-C" in self.output or self.process.poll() is not None,
+            timeout=60,
+            message=lambda: self.output,
+        )
+        assert "Ctrl-C" in self.output, self.output
+
+    def fact(self, label: str) -> str:
+        found = re.search(rf"{label} +(\S+)", self.output)
+        assert found, self.output
+        return found[1]
+
+    def pids(self) -> dict[int, str]:
+        return processes_with(self.mark)
+
+    def pid_of(self, words: str) -> int:
+        """Return the oldest process whose command line holds ``words``."""
+        return min(pid for pid, line in self.pids().items() if words in line)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    for pid in [*server.pids(), server.process.pid]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    server.process.wait()
+
+
+def test_printed_password_opens_the_admin(server: Server) -> None:
+    server.wait_until_ready()
+    address = server.fact("Address")
+    cookies = CookieJar()
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+    browser.open(f"{address}login/").read()
+    token = next(str(cookie.value) for cookie in cookies if cookie.name == "csrftoken")
+    form = {
+        "username": server.fact("User"),
+        "password": server.fact("Password"),
+        "csrfmiddlewaretoken": token,
+        "next": "/admin/",
+    }
+    page = browser.open(f"{address}login/", urllib.parse.urlencode(form).encode()).read().decode()
+    assert "Site administration" in page
+    style = browser.open(urllib.parse.urljoin(address, "/static/admin/css/base.css"))
+    assert style.status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_everything_with_status_0(server: Server, number: int) -> None:
+    server.wait_until_ready()
+    server.process.send_signal(number)
+    assert server.process.wait(60) == 0, server.output
+    assert server.pids() == {}
+
+
+@pytest.mark.parametrize("words", ["runworker", "gunicorn"])
+def test_end_of_one_program_ends_the_other_with_status_1(server: Server, words: str) -> None:
+    server.wait_until_ready()
+    os.kill(server.pid_of(words), signal.SIGKILL)
+    assert server.process.wait(60) == 1, server.output
+    assert server.pids() == {}
+
+
+def test_taken_port_leads_to_the_next_one(server: Server, tmp_path: Path) -> None:
+    server.wait_until_ready()
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = Server(directory)
+    try:
+        other.wait_until_ready()
+        assert other.fact("Address") != server.fact("Address")
+        # Each start has its own password.
+        assert other.fact("Password") != server.fact("Password")
+    finally:
+        other.process.terminate()
+        assert other.process.wait(60) == 0, other.output
+    assert other.pids() == {}
