@@ -1,0 +1,173 @@
+"""One worker process as its supervisor sees it: fork, the control channel, the end.
+
+Nothing here decides when to start or to stop a process; that is ``supervisor.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn, Protocol
+
+from relay_queue.worker.options import READY, WorkerOptions
+
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that mean "stop" to a supervisor, and nothing to a worker."""
+
+WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
+"""Signals that a supervisor waits for."""
+
+# How long the end of a process may take once its main function has returned, in seconds.
+FLUSH_SECONDS = 5.0
+
+ChildMain = Callable[[WorkerOptions, int], int]
+"""What a worker runs: takes its options and the control descriptor, returns the exit code."""
+
+
+class Closeable(Protocol):
+    """Anything that holds a descriptor."""
+
+    def close(self) -> None:
+        """Let the descriptor go."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A running worker process. Times are of the monotonic clock."""
+
+    pid: int
+    control: socket.socket
+    started: float = field(default_factory=time.monotonic)
+    ready: float | None = None
+    killed: bool = False
+
+    def tell(self, order: bytes) -> None:
+        """Send one order. A process that is gone, or too full to take it, is left alone.
+
+        Only a process that has read nothing for hundreds of orders is full. It would not act on
+        this one either, and the deadlines of the supervisor end it.
+        """
+        with contextlib.suppress(OSError):
+            self.control.send(order)
+
+    def listen(self) -> bool:
+        """Read what the process says; note when it is ready. False once it has hung up."""
+        try:
+            said = self.control.recv(64)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if READY in said and self.ready is None:
+            self.ready = time.monotonic()
+        return bool(said)
+
+    def kill(self) -> None:
+        """Send SIGKILL. The process has not been reaped, so its id is still its own."""
+        self.killed = True
+        os.kill(self.pid, signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """Reap the process if it has ended: its exit code, or the negated signal; else None."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def fork_child(
+    child_main: ChildMain, options: WorkerOptions, inherited: Iterable[Closeable]
+) -> Child:
+    """Start a worker process. Raises ``OSError`` if the system has no room for another.
+
+    ``inherited`` are the supervisor's own sockets: the child closes them, or it would keep its
+    siblings' control channels open when the supervisor dies.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    # Text that is still buffered would be written by both processes.
+    _flush_standard_streams()
+    # A signal that arrives in the child before it has handlers of its own would run those of the
+    # supervisor, which report to the supervisor: one signal to the group would count as two.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
+    try:
+        pid = os.fork()
+        if not pid:
+            _live(child_main, options, theirs, [ours, *inherited], before)
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return Child(pid, ours)
+
+
+def _live(
+    child_main: ChildMain,
+    options: WorkerOptions,
+    control: socket.socket,
+    inherited: Iterable[Closeable],
+    signal_mask: Iterable[int],
+) -> NoReturn:
+    """Be the worker, in the forked child, from its first step to its last."""
+    code = 1
+    try:
+        _take_over_signals(signal_mask)
+        for item in inherited:
+            item.close()
+        code = child_main(options, control.fileno())
+    except SystemExit as leave:
+        code = _exit_code(leave)
+    except BaseException:  # noqa: BLE001 - it must not run on into the supervisor's own code
+        traceback.print_exc()
+    finally:
+        _exit(code)
+
+
+def _take_over_signals(signal_mask: Iterable[int]) -> None:
+    signal.set_wakeup_fd(-1)
+    for number in STOP_SIGNALS:
+        # Not SIG_IGN: programs started by task functions would inherit that, and could then not
+        # be stopped. A signal that was ignored before, as under nohup, stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave_to_supervisor)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+
+
+def leave_to_supervisor(number: int, frame: FrameType | None) -> None:
+    """Do nothing on a signal that went to the whole group: the order to stop comes by pipe."""
+
+
+def _exit_code(leave: SystemExit) -> int:
+    if leave.code is None or isinstance(leave.code, int):
+        return leave.code or 0
+    print(leave.code, file=sys.stderr)  # noqa: T201 - what Python itself does with such a code
+    return 1
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process without joining its threads, and without the supervisor's exit handlers."""
+    # A stuck thread may hold the lock of a stream, and flushing it would then never end.
+    deadline = threading.Timer(FLUSH_SECONDS, os._exit, [code])
+    deadline.daemon = True
+    try:
+        deadline.start()
+        _flush_standard_streams()
+    finally:
+        os._exit(code)
+
+
+def _flush_standard_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A stream can be missing, closed, or a pipe whose reader is gone.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

@@ -1,0 +1,390 @@
+"""The parent of the workers: starts them, replaces the dead, passes on the order to stop.
+
+It opens no database and starts no thread, so that it can fork at any time and outlives whatever
+happens to the queue. It speaks to its workers through a socket each and never by signals:
+a terminal or an init system signals the whole group at once, and a forwarded copy of the first
+signal would count as the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from types import TracebackType
+from typing import Final, Self
+
+from relay_queue.worker.children import (
+    WATCHED_SIGNALS,
+    Child,
+    ChildMain,
+    Closeable,
+    fork_child,
+    leave_to_supervisor,
+)
+from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker.options import DRAIN, LOOK, QUIT, WorkerOptions
+
+logger = logging.getLogger("relay_queue.supervisor")
+
+NEVER: Final = float("inf")
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 10.0
+# A worker that was ready for so long has proved itself: the next restart is quick again.
+PROVEN_SECONDS = 60.0
+MAX_FAILED_STARTS = 5
+GATE_LOOK_SECONDS = 1.0
+# A worker keeps its own shutdown timeout. These are for one that does not.
+DRAIN_GRACE_SECONDS = 5.0
+QUIT_GRACE_SECONDS = 5.0
+
+
+class Stopping(IntEnum):
+    """How far the supervisor has got with stopping. It only ever goes up."""
+
+    NO = 0
+    DRAINING = 1
+    QUITTING = 2
+    KILLED = 3
+
+
+@dataclass(slots=True)
+class Seat:
+    """The place of one worker process, kept while processes come and go."""
+
+    options: WorkerOptions
+    child: Child | None = None
+    start_at: float = 0.0
+    delay_seconds: float = FIRST_DELAY_SECONDS
+    failed_starts: int = 0
+    drained: bool = False
+
+    def lose_start(self) -> None:
+        """Count a start that never got ready, and plan the next."""
+        self.failed_starts += 1
+        self._back_off()
+
+    def lose_worker(self, ready: float) -> None:
+        """Plan the replacement of a worker that was ready since ``ready`` (monotonic)."""
+        self.failed_starts = 0
+        if time.monotonic() - ready >= PROVEN_SECONDS:
+            self.delay_seconds = FIRST_DELAY_SECONDS
+        self._back_off()
+
+    def recycle(self) -> None:
+        """Plan the replacement of a worker that has done as many jobs as it was asked to."""
+        self.failed_starts, self.delay_seconds = 0, FIRST_DELAY_SECONDS
+        self.start_at = time.monotonic()
+
+    def _back_off(self) -> None:
+        self.start_at = time.monotonic() + self.delay_seconds
+        self.delay_seconds = min(MAX_DELAY_SECONDS, self.delay_seconds * 2)
+
+
+class Supervisor:
+    """Keeps ``processes`` workers running until it is told to stop or they have nothing to do.
+
+    Call it from the main thread of a process without other threads and open connections.
+    """
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        processes: int,
+        child_main: ChildMain,
+        *,
+        ready_timeout_seconds: float,
+        gate_watch: GateWatch | None = None,
+        parent: socket.socket | None = None,
+    ) -> None:
+        """Prepare to run ``child_main``, normally the worker's loop, in each process.
+
+        ``parent`` is a socket over which another process passes on orders, the same bytes as to
+        workers; its end of file means to drain. Without ``gate_watch`` no one is killed for
+        holding the writer.
+        """
+        names = [options.name] if processes == 1 else _numbered(options.name, processes)
+        self._seats = [Seat(replace(options, name=name)) for name in names]
+        self._options = options
+        self._ready_timeout_seconds = ready_timeout_seconds
+        self._gate_watch = gate_watch
+        self._gate_look_at = 0.0
+        self._parent = parent
+        self._child_main = child_main
+        self._stopping = Stopping.NO
+        self._signalled = False
+        self._escalate_at = NEVER
+        self._failed = False
+
+    def run(self) -> int:
+        """Supervise to the end. Returns 0, or 1 if it gave up or a worker did not end well."""
+        with _Signals() as signals, selectors.DefaultSelector() as selector:
+            self._signals, self._selector = signals, selector
+            selector.register(signals, selectors.EVENT_READ, self._on_signals)
+            if self._parent is not None:
+                selector.register(self._parent, selectors.EVENT_READ, self._on_parent)
+            try:
+                while not self._finished():
+                    self._step()
+            finally:
+                # If an error in here ends the supervisor, this tells the workers to drain.
+                for _, child in self._children():
+                    child.control.close()
+        return 1 if self._failed else 0
+
+    def _step(self) -> None:
+        self._start_due()
+        for key, _ in self._selector.select(self._wait_seconds()):
+            key.data()
+        self._reap()
+        self._kill_late_starts()
+        self._look_at_gate()
+        self._escalate()
+
+    def _finished(self) -> bool:
+        return not self._children() and (bool(self._stopping) or not self._vacant())
+
+    def _children(self) -> list[tuple[Seat, Child]]:
+        return [(seat, seat.child) for seat in self._seats if seat.child is not None]
+
+    def _vacant(self) -> list[Seat]:
+        return [seat for seat in self._seats if seat.child is None and not seat.drained]
+
+    def _wait_seconds(self) -> float | None:
+        """Return the time to the next thing to do without being woken, or None for ever."""
+        times = [self._escalate_at]
+        if not self._stopping:
+            times += [seat.start_at for seat in self._vacant()]
+        children = [child for _, child in self._children()]
+        times += [self._ready_deadline(child) for child in children]
+        if children and self._gate_watch is not None:
+            times.append(self._gate_look_at)
+        first = min(times)
+        return None if first == NEVER else max(0.0, first - time.monotonic())
+
+    # --- Starting ----------------------------------------------------------------
+
+    def _start_due(self) -> None:
+        if self._stopping:
+            return
+        now = time.monotonic()
+        for seat in self._vacant():
+            if seat.start_at <= now:
+                self._start(seat)
+
+    def _start(self, seat: Seat) -> None:
+        try:
+            child = fork_child(self._child_main, seat.options, list(self._descriptors()))
+        except OSError as error:
+            self._count_lost_start(seat, f"could not be started: {error}")
+            return
+        seat.child = child
+        self._selector.register(child.control, selectors.EVENT_READ, lambda: self._on_child(child))
+        logger.debug("Worker %s started as process %d", seat.options.name, child.pid)
+
+    def _descriptors(self) -> Iterator[Closeable]:
+        """Yield everything that is open here and must not stay open in a worker."""
+        yield from (self._selector, self._signals)
+        if self._parent is not None:
+            yield self._parent
+        yield from (child.control for _, child in self._children())
+
+    def _on_child(self, child: Child) -> None:
+        if not child.listen():
+            # It has hung up. Until it is reaped, its socket would wake the supervisor all the time.
+            self._selector.unregister(child.control)
+
+    def _ready_deadline(self, child: Child) -> float:
+        started = child.ready is not None or child.killed
+        return NEVER if started else child.started + self._ready_timeout_seconds
+
+    def _kill_late_starts(self) -> None:
+        now = time.monotonic()
+        for seat, child in self._children():
+            if self._ready_deadline(child) <= now:
+                self._kill(seat, child, f"not ready within {self._ready_timeout_seconds:g} s")
+
+    def _kill(self, seat: Seat, child: Child, reason: str) -> None:
+        logger.error("Killing worker %s, process %d: %s", seat.options.name, child.pid, reason)
+        child.kill()
+
+    # --- Ends --------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        for seat, child in self._children():
+            code = child.poll()
+            if code is None:
+                continue
+            child.listen()  # it may have become ready just before it ended
+            with contextlib.suppress(KeyError):  # unregistered when it hung up
+                self._selector.unregister(child.control)
+            child.control.close()
+            seat.child = None
+            if code:
+                self._tell_all(LOOK)
+            self._judge(seat, child, code)
+
+    def _judge(self, seat: Seat, child: Child, code: int) -> None:
+        """Decide what the end of a worker means for its seat and for the whole."""
+        end = f"process {child.pid}, ended {_described(code)}"
+        if code and (self._stopping or self._options.drain):
+            self._failed = True
+        if self._stopping:
+            logger.log(
+                logging.ERROR if code else logging.DEBUG, "Worker %s, %s", seat.options.name, end
+            )
+        elif self._options.drain and not code:
+            seat.drained = True
+        elif child.ready is None:
+            self._count_lost_start(seat, f"{end} before it was ready")
+        elif self._options.max_jobs is not None and not code:
+            seat.recycle()
+        else:
+            seat.lose_worker(child.ready)
+            self._announce(seat, end)
+
+    def _count_lost_start(self, seat: Seat, what: str) -> None:
+        seat.lose_start()
+        if seat.failed_starts < MAX_FAILED_STARTS:
+            self._announce(seat, what)
+            return
+        logger.error(
+            "Giving up: worker %s failed to start %d times in a row; the last one: %s. "
+            "The log above has the cause. The other workers are told to finish",
+            seat.options.name,
+            seat.failed_starts,
+            what,
+        )
+        self._failed = True
+        self._stop(Stopping.DRAINING)
+
+    def _announce(self, seat: Seat, what: str) -> None:
+        logger.warning(
+            "Worker %s, %s; starting another in %.1f s",
+            seat.options.name,
+            what,
+            max(0.0, seat.start_at - time.monotonic()),
+        )
+
+    # --- The writer gate ---------------------------------------------------------
+
+    def _look_at_gate(self) -> None:
+        now = time.monotonic()
+        if self._gate_watch is None or now < self._gate_look_at or not self._children():
+            return
+        self._gate_look_at = now + GATE_LOOK_SECONDS
+        holder = self._gate_watch.overdue()
+        for seat, child in self._children():
+            if holder is not None and holder.pid == child.pid and not child.killed:
+                self._kill(seat, child, f"it holds the database's writer gate: {holder}")
+
+    # --- Stopping ----------------------------------------------------------------
+
+    def _on_signals(self) -> None:
+        for number in self._signals.read():
+            if number in {signal.SIGTERM, signal.SIGINT}:
+                self._stop(Stopping.QUITTING if self._signalled else Stopping.DRAINING)
+                self._signalled = True
+            elif number == signal.SIGHUP:
+                # The terminal is gone. Some init systems send it right after the first SIGTERM.
+                self._stop(Stopping.DRAINING)
+
+    def _on_parent(self) -> None:
+        """Take orders from the process that started this one; its end is an order to drain."""
+        assert self._parent is not None
+        orders = self._parent.recv(64)
+        self._stop(Stopping.QUITTING if QUIT in orders else Stopping.DRAINING)
+        if not orders:
+            self._selector.unregister(self._parent)
+
+    def _stop(self, step: Stopping) -> None:
+        """Go as far as ``step``. What was done already is not repeated."""
+        if step <= self._stopping:
+            return
+        self._stopping = step
+        now = time.monotonic()
+        if step is Stopping.DRAINING:
+            limit_seconds = self._options.shutdown_timeout_seconds
+            logger.info("Stopping: workers have %g s to finish what they run", limit_seconds)
+            self._tell_all(DRAIN)
+            self._escalate_at = now + limit_seconds + DRAIN_GRACE_SECONDS
+        elif step is Stopping.QUITTING:
+            logger.warning("Stopping at once: workers hand back what they run")
+            self._tell_all(QUIT)
+            self._escalate_at = now + QUIT_GRACE_SECONDS
+        else:
+            for seat, child in self._children():
+                self._kill(seat, child, "it did not stop when it was told to")
+            self._escalate_at = NEVER
+
+    def _escalate(self) -> None:
+        """Go one step further if the workers have had their time."""
+        if time.monotonic() >= self._escalate_at:
+            self._stop(Stopping(self._stopping + 1))
+
+    def _tell_all(self, order: bytes) -> None:
+        for _, child in self._children():
+            child.tell(order)
+
+
+class _Signals:
+    """The signals that a supervisor waits for, as something to select on.
+
+    Handlers and the wake-up descriptor are put back at the end of the ``with`` block.
+    """
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._handlers_before = {
+            number: signal.signal(number, leave_to_supervisor)
+            for number in WATCHED_SIGNALS
+            # What the parent has ignored, as nohup does, stays so. The ends of children count.
+            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable on a signal."""
+        return self._reader.fileno()
+
+    def read(self) -> bytes:
+        """Return the numbers of the signals that came, one byte each."""
+        return self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Close the descriptors, without touching the handlers."""
+        self._reader.close()
+        self._writer.close()
+
+
+def _numbered(name: str, processes: int) -> list[str]:
+    return [f"{name}-{number}" for number in range(1, processes + 1)]
+
+
+def _described(code: int) -> str:
+    if code >= 0:
+        return f"with exit code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"by signal {-code}"

@@ -1,0 +1,158 @@
+"""A supervisor over workers that only pretend: ``python -m tests.process.fake_worker``.
+
+Arguments: a JSON object with ``log`` (a file that gets one line per event), ``child`` (the name
+of a function below) and optionally ``processes``, ``drain``, ``max_jobs``, ``shutdown_timeout``,
+``ready_timeout``, ``gate`` (a database path to watch) and ``gate_hold``.
+"""
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from relay_queue.db.gate import gate_for
+from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker.options import READY, WorkerOptions
+from relay_queue.worker.supervisor import Supervisor
+
+Say = Callable[[str], None]
+
+
+def say_to(log: str, text: str) -> None:
+    """Append one line, in one write, so that lines of several processes never mix."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{os.getpid()} {text}\n".encode())
+    os.close(descriptor)
+
+
+def obey(say: Say, options: WorkerOptions, control: int) -> int:
+    """Get ready, report every order, and end on the orders that say so."""
+    os.write(control, READY)
+    say(f"ready {options.name}")
+    while True:
+        order = os.read(control, 1)
+        say(f"order {order.decode() or 'eof'}")
+        if order in {b"d", b"q", b""}:
+            return 0
+
+
+def ignore(say: Say, options: WorkerOptions, control: int) -> int:
+    """Get ready and report orders, but only ``QUIT`` ends it."""
+    os.write(control, READY)
+    say(f"ready {options.name}")
+    while (order := os.read(control, 1)) != b"q":
+        say(f"order {order.decode()}")
+    say("order q")
+    return 0
+
+
+def deaf(say: Say, options: WorkerOptions, control: int) -> int:
+    """Get ready and never read an order."""
+    os.write(control, READY)
+    say(f"ready {options.name}")
+    while True:
+        time.sleep(60)
+
+
+def hang(say: Say, options: WorkerOptions, control: int) -> int:
+    """Never get ready."""
+    say("hang")
+    while True:
+        time.sleep(60)
+
+
+def crash(say: Say, options: WorkerOptions, control: int) -> int:
+    """Fail to start."""
+    say("crash")
+    raise RuntimeError("this worker cannot start")
+
+
+def first_crashes(say: Say, options: WorkerOptions, control: int) -> int:
+    """Fail to start in the first seat, obey in the others."""
+    return (crash if options.name.endswith("-1") else obey)(say, options, control)
+
+
+def work_once(say: Say, options: WorkerOptions, control: int) -> int:
+    """Do what there is to do and leave."""
+    os.write(control, READY)
+    say(f"worked {random.random()}")
+    print(f"worked in {options.name}")
+    return 0
+
+
+def crash_once(say: Say, options: WorkerOptions, control: int) -> int:
+    """Die of SIGKILL the first time, then do the work. The log tells which time it is."""
+    os.write(control, READY)
+    with open(json.loads(sys.argv[1])["log"]) as log:
+        again = "worked" in log.read()
+    say("worked")
+    if not again:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def hold_gate(say: Say, options: WorkerOptions, control: int) -> int:
+    """Take the writer gate and keep it."""
+    os.write(control, READY)
+    with gate_for(json.loads(sys.argv[1])["gate"]).acquire(0):
+        say("holds")
+        time.sleep(60)
+    return 0
+
+
+def inspect_itself(say: Say, options: WorkerOptions, control: int) -> int:
+    """Report what is open and how signals are handled, then obey."""
+    others = [number for number in range(3, 64) if is_open(number) and number != control]
+    handled = all(callable(signal.getsignal(number)) for number in STOPS)
+    say(f"open {others} handled {handled}")
+    return obey(say, options, control)
+
+
+def is_open(descriptor: int) -> bool:
+    """Say whether a descriptor is in use."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main() -> int:
+    """Read the arguments and supervise."""
+    given = json.loads(sys.argv[1])
+    logging.basicConfig(level="DEBUG", format="%(levelname)s %(message)s")
+    options = WorkerOptions(
+        name="fake",
+        queues=None,
+        exclude_queues=(),
+        backend=None,
+        concurrency=1,
+        lease_seconds=None,
+        shutdown_timeout_seconds=given.get("shutdown_timeout", 30),
+        drain=given.get("drain", False),
+        max_jobs=given.get("max_jobs"),
+    )
+    watch = None
+    if "gate" in given:
+        watch = GateWatch(gate_for(given["gate"]), given["gate_hold"])
+    say = partial(say_to, given["log"])
+    say("supervisor")
+    return Supervisor(
+        options,
+        given.get("processes", 1),
+        partial(globals()[given["child"]], say),
+        ready_timeout_seconds=given.get("ready_timeout", 30),
+        gate_watch=watch,
+    ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
