@@ -1,0 +1,234 @@
+"""Report: the read side for people. How the queues stand, and the story of a job.
+
+Queues and workers are read from the counters and by short probes of indexes, so that looking costs
+the same at a million jobs. Only `ledger_totals` reads a whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import connections
+
+from relay_queue import clock, conf
+from relay_queue.exceptions import JobNotFound
+from relay_queue.models import Job, Lease, Queue, Worker
+from relay_queue.states import UNFINISHED, Outcome, State
+from relay_queue.store import inspect
+from relay_queue.store.dialects import dialect_for
+
+COUNTS = """
+    SELECT queue, state, SUM(n) FROM relay_queue_queuecount
+    GROUP BY queue, state HAVING SUM(n) <> 0 ORDER BY queue
+"""
+"""Read how many jobs each queue has in each state."""
+
+OLDEST_READY = """
+    SELECT min(available_at) FROM
+        (SELECT available_at FROM relay_queue_job WHERE queue = %s AND state = 'ready'
+         ORDER BY rank, id LIMIT %s) AS next_in_line
+"""
+"""Find since when the oldest of the jobs next in line has been ready."""
+
+OPEN_PER_WORKER = """
+    SELECT worker_id, count(*) FROM relay_queue_lease
+    WHERE ended_at IS NULL AND worker_id IS NOT NULL GROUP BY worker_id
+"""
+"""Count the leases that each worker holds."""
+
+REFUSED_SINCE = "SELECT count(*) FROM relay_queue_lease WHERE refused_at >= %s"
+"""Count the late returns since a time."""
+
+LEDGER_TOTALS = """
+    SELECT COALESCE(outcome, ''), count(*), count(refused_at) FROM relay_queue_lease
+    GROUP BY COALESCE(outcome, '')
+"""
+"""Count all leases by outcome, and those whose owner came back late."""
+
+LOOKED_AT_FOR_OLDEST: Final = 5_000
+RECENTLY_STOPPED: Final = timedelta(days=1)
+MOST_STOPPED_WORKERS: Final = 10
+
+# How a function itself ends an attempt. After any other outcome, a release included, nobody can say
+# how far it had come.
+ANSWERED: Final = frozenset({Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED})
+
+NEVER_STARTED: Final = "never started"
+RUNNING: Final = "running"
+RAN_ONCE: Final = "ran once"
+RAN_AGAIN: Final = "ran more than once"
+UNKNOWN: Final = "interrupted, effect unknown"
+
+
+@dataclass(slots=True)
+class QueueStatus:
+    """One queue: its limits, its jobs by state, and for how long its oldest ready job has waited.
+
+    ``oldest_wait_seconds`` is exact up to ``LOOKED_AT_FOR_OLDEST`` ready jobs; in a deeper queue it
+    is the longest wait among those next in line.
+    """
+
+    name: str
+    capacity: int | None = None
+    max_running: int | None = None
+    aging_seconds: float | None = None
+    paused_at: datetime | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    oldest_wait_seconds: float | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that count against the capacity."""
+        return sum(self.counts.get(state, 0) for state in UNFINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker: its row, the leases it holds, and the age of its last heartbeat."""
+
+    row: Worker
+    open_leases: int
+    heartbeat_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How everything stands at ``now``."""
+
+    now: datetime
+    queues: list[QueueStatus]
+    workers: list[WorkerStatus]
+    next_due_at: datetime | None
+    refused_last_day: int
+
+    @property
+    def dead(self) -> int:
+        """Dead letters that wait for an operator."""
+        return sum(queue.counts.get(State.DEAD, 0) for queue in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTotals:
+    """All leases by outcome; open ones under ``open``. ``refused`` had an owner return late."""
+
+    outcomes: dict[str, int]
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What the ledger tells about one job. ``verdict`` sums it up, ``detail`` says why."""
+
+    job: Job
+    leases: list[Lease]
+    verdict: str
+    detail: str
+
+
+def status() -> Status:
+    """Return how queues and workers stand now."""
+    now = clock.now()
+    return Status(
+        now=now,
+        queues=queues(now),
+        workers=workers(now),
+        next_due_at=inspect.look().next_due_at,
+        refused_last_day=refused_since(now - timedelta(days=1)),
+    )
+
+
+def queues(now: datetime) -> list[QueueStatus]:
+    """Return every queue that has a row or has jobs, by name."""
+    fields = ("capacity", "max_running", "aging_seconds", "paused_at")
+    found = {
+        row.name: QueueStatus(row.name, *(getattr(row, name) for name in fields))
+        for row in Queue.objects.using(_alias())
+    }
+    for queue, state, n in _rows(COUNTS):
+        found.setdefault(queue, QueueStatus(queue)).counts[state] = int(n)
+    for name, queue in found.items():
+        if queue.counts.get(State.READY):
+            queue.oldest_wait_seconds = _oldest_wait(name, now)
+    return [found[name] for name in sorted(found)]
+
+
+def workers(now: datetime) -> list[WorkerStatus]:
+    """Return the workers that have not stopped, then a few that did within a day."""
+    rows = Worker.objects.using(_alias())
+    live = rows.filter(stopped_at__isnull=True).order_by("name", "id")
+    stopped = rows.filter(stopped_at__gte=now - RECENTLY_STOPPED).order_by("-stopped_at", "-id")
+    held = dict(_rows(OPEN_PER_WORKER))
+    return [
+        WorkerStatus(row, held.get(row.id, 0), (now - row.heartbeat_at).total_seconds())
+        for row in [*live, *stopped[:MOST_STOPPED_WORKERS]]
+    ]
+
+
+def refused_since(moment: datetime) -> int:
+    """Return how many owners came back late since a time and were refused."""
+    connection = connections[_alias()]
+    ((n,),) = _rows(REFUSED_SINCE, dialect_for(connection).to_db(moment))
+    return int(n)
+
+
+def ledger_totals() -> LedgerTotals:
+    """Count the whole ledger. Reads every lease: about a second for a million."""
+    rows = _rows(LEDGER_TOTALS)
+    return LedgerTotals(
+        outcomes={outcome or "open": n for outcome, n, _ in sorted(rows)},
+        refused=sum(refused for _, _, refused in rows),
+    )
+
+
+def story(job_id: int) -> Story:
+    """Return the story of a job. Raises `JobNotFound`."""
+    job = Job.objects.using(_alias()).filter(pk=job_id).first()
+    if job is None:
+        raise JobNotFound(job_id)
+    leases = list(
+        Lease.objects.using(_alias()).filter(job=job_id).select_related("worker").order_by("id")
+    )
+    return Story(job, leases, *verdict(leases))
+
+
+def verdict(leases: Sequence[Lease]) -> tuple[str, str]:
+    """Say how often the function of a job ran, given its leases, and what that rests on.
+
+    A function that answered (returned, raised, or asked to snooze) certainly ran. After any other
+    end nobody can say how far it had come. So one answer beside an interrupted attempt is "ran at
+    least once" at best, and the verdict is that the effect is unknown.
+    """
+    answered = [str(lease.attempt) for lease in leases if lease.outcome in ANSWERED]
+    ended = [lease for lease in leases if lease.outcome and lease.outcome not in ANSWERED]
+    cut_short = [f"{lease.attempt} ({lease.outcome})" for lease in ended]
+    told = [f"attempts that answered: {', '.join(answered)}"] if answered else []
+    told += [f"attempts cut short: {', '.join(cut_short)}"] if cut_short else []
+    detail = "; ".join(told)
+    if len(answered) > 1:
+        return RAN_AGAIN, detail
+    if cut_short:
+        return UNKNOWN, detail
+    if leases and leases[-1].outcome is None:
+        return RUNNING, "; ".join([*told, f"attempt {leases[-1].attempt} is under way"])
+    return (RAN_ONCE, detail) if answered else (NEVER_STARTED, "it was never leased")
+
+
+def _oldest_wait(queue: str, now: datetime) -> float | None:
+    ((since,),) = _rows(OLDEST_READY, queue, LOOKED_AT_FOR_OLDEST)
+    if since is None:
+        return None
+    ready_since = dialect_for(connections[_alias()]).from_db(since)
+    return max((now - ready_since).total_seconds(), 0.0)
+
+
+def _alias() -> str:
+    return conf.get().database
+
+
+def _rows(statement: str, *params: object) -> list[tuple[Any, ...]]:
+    with connections[_alias()].cursor() as cursor:
+        cursor.execute(statement, params)
+        return cursor.fetchall()
