@@ -1,0 +1,344 @@
+"""The writer gate: one writer of a SQLite database at a time, each in its turn.
+
+SQLite lets one connection write and makes the others guess when to try again; whoever guesses
+badly starves. The gate is an exclusive ``flock`` on a file beside the database, taken before a
+write transaction begins and let go after it ended. It gives fairness only: no argument about
+safety may rest on it.
+
+Order is always gate first, SQLite second. Never ask for the gate while a connection of this
+thread is already in a transaction that does not hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import deque
+from time import monotonic
+from typing import Any
+from urllib.parse import unquote
+
+from relay_queue.db.gatefile import SUPPORTED, GateFile, Holder
+from relay_queue.db.permit import GateTimeout, Hold, Permit, Waiter
+
+__all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
+
+# How often a waiter looks for itself whether something was missed (a permit lost in a crash
+# of its thread, an interrupted hand-over). Normal hand-overs wake the waiter at once.
+RECHECK_SECONDS = 0.25
+
+
+class Gate:
+    """The gate of one database file in this process.
+
+    Inside the process it is idle, *asked for* (a helper thread blocks in ``flock``) or held.
+    The helper's request belongs to nobody: when it is met, the next waiter in line gets the
+    gate, and if all of them gave up it is let go. So there is never a second request, which
+    on the same descriptor would be granted at once and break the gate.
+
+    ``path`` is the gate file. ``enabled`` is False where it cannot be used: no ``flock``, or
+    the file cannot be opened; then every permit is granted at once.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._file = GateFile(database)
+        self.path = self._file.path
+        self.enabled = SUPPORTED
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()
+        self._wanted = threading.Lock()
+        self._wanted.acquire()
+        self._hold: Hold | None = None
+        self._asked = False
+        self._helper: threading.Thread | None = None
+        self._first: deque[Waiter] = deque()
+        self._rest: deque[Waiter] = deque()
+        self._served_first = False
+        self._lost: deque[Hold] = deque()
+
+    def acquire(self, timeout_seconds: float | None, *, first: bool = False) -> Permit:
+        """Wait for the gate and return the permit; raise ``GateTimeout`` when time is up.
+
+        ``None`` waits for ever, ``0`` only tries. Inside the process waiters are served in
+        order of arrival; ``first`` goes ahead of the others, but not twice in a row. The
+        thread that holds the gate already gets a nested permit at once.
+        """
+        thread = threading.current_thread()
+        permit = Permit(self)
+        waiter: Waiter | None = None
+        try:
+            with self._mutex:
+                if self._take(permit, thread):
+                    return permit
+                waiter = Waiter(permit, thread)
+                (self._first if first else self._rest).append(waiter)
+                if timeout_seconds is None or timeout_seconds > 0:
+                    self._ask()
+            self._wait(waiter, timeout_seconds)
+        except BaseException:
+            # Also after Ctrl-C: a gate that nobody remembers holding would stay shut.
+            self._give_up(permit, waiter)
+            raise
+        return permit
+
+    def holder(self) -> Holder | None:
+        """Who holds the gate, in this process or another; None if nobody, or not known."""
+        hold = self._hold
+        if hold is not None:
+            return Holder(os.getpid(), hold.thread.name, hold.since_epoch)
+        return self._file.read_holder() if SUPPORTED else None
+
+    def held_by_this_thread(self) -> bool:
+        """Whether the calling thread holds the gate."""
+        hold = self._hold
+        return hold is not None and hold.thread is threading.current_thread()
+
+    def held_seconds(self) -> tuple[int, float] | None:
+        """Thread id and time held, if this process holds the gate now. Never blocks."""
+        hold = self._hold
+        if hold is None:
+            return None
+        return hold.thread.ident or 0, monotonic() - hold.since
+
+    # Everything below runs under ``self._mutex``, unless it says otherwise.
+
+    def _take(self, permit: Permit, thread: threading.Thread) -> bool:
+        """Grant without waiting: nested, ungated, or free with nobody in line."""
+        if self._lost:
+            self._release_all_lost()
+        hold = self._hold
+        if hold is not None:
+            if hold.thread is not thread:
+                return False
+            hold.permits += 1
+            permit._hold = hold
+            return True
+        if not self._open():
+            permit._hold = Hold(thread)
+            return True
+        if self._asked or self._rest or self._first:
+            return False
+        return self._try(permit, thread)
+
+    def _try(self, permit: Permit, thread: threading.Thread) -> bool:
+        """Take the lock for ``permit`` if it can be had now."""
+        # The hold is noted before the lock is taken: an interrupt in between is then undone by
+        # ``_give_up``, and unlocking what was not locked does no harm.
+        hold = self._hold = permit._hold = Hold(thread)
+        try:
+            locked = self._file.try_lock()
+        except OSError as error:
+            self._disable(error)
+            return True
+        if not locked:
+            self._hold = permit._hold = None
+            return False
+        self._file.write_holder(thread.name, hold.since_epoch)
+        return True
+
+    def _ask(self) -> None:
+        """See to it that the next waiter is served: now if possible, else by the helper."""
+        if self._hold is not None or self._asked:
+            return
+        waiter = self._next()
+        if waiter is None:
+            return
+        if self._try(waiter.permit, waiter.thread):
+            self._line(waiter).remove(waiter)
+            waiter.granted.release()
+            return
+        if self._helper is None:
+            self._helper = threading.Thread(target=self._serve, name="writer-gate", daemon=True)
+            self._helper.start()
+        self._asked = True
+        self._wanted.release()
+
+    def _next(self) -> Waiter | None:
+        """The next in line. A ``first`` waits one turn after another ``first``."""
+        if self._first and not (self._served_first and self._rest):
+            return self._first[0]
+        return self._rest[0] if self._rest else None
+
+    def _line(self, waiter: Waiter) -> deque[Waiter]:
+        """The line ``waiter`` is at the head of; remembers which line was served."""
+        self._served_first = bool(self._first) and self._first[0] is waiter
+        return self._first if self._served_first else self._rest
+
+    def _serve(self) -> None:
+        """Block in ``flock`` for whoever waits. Runs in the helper thread, without the mutex."""
+        while True:
+            self._wanted.acquire()
+            failure: OSError | None = None
+            try:
+                self._file.lock()
+            except OSError as error:
+                failure = error
+            with self._mutex:
+                self._asked = False
+                if failure is not None:
+                    self._disable(failure)
+                else:
+                    self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Pass the lock just won to the next waiter, or let it go."""
+        waiter = self._next()
+        if waiter is None:
+            self._file.unlock()
+            return
+        hold = self._hold = waiter.permit._hold = Hold(waiter.thread)
+        self._line(waiter).popleft()
+        self._file.write_holder(waiter.thread.name, hold.since_epoch)
+        waiter.granted.release()
+
+    def _wait(self, waiter: Waiter, timeout_seconds: float | None) -> None:
+        """Wait for the grant. Runs without the mutex; raises ``GateTimeout``."""
+        began = monotonic()
+        while waiter.permit._hold is None:
+            pause = RECHECK_SECONDS
+            if timeout_seconds is not None:
+                left = timeout_seconds - (monotonic() - began)
+                if left <= 0:
+                    raise GateTimeout(self.path, monotonic() - began, self.holder())
+                pause = min(pause, left)
+            if not waiter.granted.acquire(timeout=pause):
+                with self._mutex:
+                    self._release_all_lost()
+                    self._ask()
+        waiter.permit.waited_seconds = monotonic() - began
+
+    def _give_up(self, permit: Permit, waiter: Waiter | None) -> None:
+        """Leave the line, or give back what was granted meanwhile. Runs without the mutex."""
+        with self._mutex:
+            for line in (self._first, self._rest):
+                if waiter is not None and waiter in line:
+                    line.remove(waiter)
+        permit.release()
+
+    def _release(self, permit: Permit) -> None:
+        """Take ``permit`` back. Takes the mutex itself."""
+        with self._mutex:
+            hold = permit._hold
+            if hold is None:
+                return
+            self._return(hold)
+            permit._hold = None
+            if self._hold is None:
+                self._ask()
+
+    def _return(self, hold: Hold) -> None:
+        """Count one permit of ``hold`` back and unlock after the last."""
+        if hold.permits == 1 and hold is self._hold:
+            # Unlock first: if an interrupt strikes here the permit is still due, and its
+            # release is repeated when it is collected.
+            self._file.unlock()
+            self._hold = None
+        hold.permits -= 1
+
+    def _release_lost(self, hold: Hold) -> None:
+        """Take back the permit of a collected object. Runs anywhere, without the mutex."""
+        # The collector may strike in a thread that has the mutex. Then leave it for later.
+        if not self._mutex.acquire(timeout=0.01):
+            self._lost.append(hold)
+            return
+        try:
+            self._return(hold)
+            self._ask()
+        finally:
+            self._mutex.release()
+
+    def _release_all_lost(self) -> None:
+        while self._lost:
+            self._return(self._lost.popleft())
+
+    def _open(self) -> bool:
+        """Open the gate file if need be; say whether the gate works."""
+        if self.enabled:
+            try:
+                self._file.open()
+            except OSError as error:
+                self._disable(error)
+        return self.enabled
+
+    def _disable(self, error: OSError) -> None:
+        """Go on without a gate, and let everybody who waits go on too."""
+        self.enabled = False
+        self._hold = None
+        for waiter in (*self._first, *self._rest):
+            waiter.permit._hold = Hold(waiter.thread)
+            waiter.granted.release()
+        self._first.clear()
+        self._rest.clear()
+        warnings.warn(
+            f"The writer gate {self.path} cannot be used ({error}). Writes go on without it: "
+            "they are safe, but one busy process can hold up the others. Make the file "
+            "lockable for everybody who writes the database.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _forget_parent(self) -> None:
+        """Start anew in a forked child: the parent's locks stay the parent's."""
+        self._file.close()
+        self._reset()
+
+
+class _Registry:
+    """The gates of this process, by each absolute name asked for and by real path."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, Gate] = {}
+        self.mutex = threading.Lock()
+
+    def find(self, name: str) -> Gate:
+        gate = self.gates.get(name)
+        if gate is not None:
+            return gate
+        real = os.path.realpath(name)
+        with self.mutex:
+            gate = self.gates.get(real) or self.gates.setdefault(real, Gate(real))
+            if os.path.isabs(name):  # A relative name means something else after chdir().
+                self.gates[name] = gate
+        return gate
+
+    def forget_parent(self) -> None:
+        """In a forked child: no lock, no waiter and no helper came along."""
+        self.mutex = threading.Lock()
+        for gate in set(self.gates.values()):
+            gate._forget_parent()
+
+
+_registry = _Registry()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_registry.forget_parent)
+
+
+def gate_for(path: str | os.PathLike[str]) -> Gate:
+    """Return this process's gate of the database file ``path``, whatever name it goes by."""
+    return _registry.find(os.fspath(path))
+
+
+def gate_of(connection: Any) -> Gate | None:
+    """Return the gate of a Django connection, whether it uses Relay's engine or Django's.
+
+    None for memory databases, other vendors, and systems without ``flock``.
+    """
+    if not SUPPORTED or connection.vendor != "sqlite":
+        return None
+    path = _file_of(str(connection.settings_dict["NAME"] or ""))
+    return None if path is None else gate_for(path)
+
+
+def _file_of(name: str) -> str | None:
+    """Return the file that SQLite would open for ``name``, or None for a database in memory."""
+    if name.startswith("file:"):
+        path, _, query = name.removeprefix("file:").partition("#")[0].partition("?")
+        if path.startswith("//"):
+            path = "/" + path[2:].partition("/")[2]
+        if "mode=memory" in query or "vfs=memdb" in query:
+            return None
+        name = unquote(path)
+    return None if name in ("", ":memory:") else name

@@ -1,0 +1,1 @@
+"""The Django engine: ``ENGINE: "relay_queue.db.sqlite3"``."""

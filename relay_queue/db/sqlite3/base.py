@@ -1,0 +1,199 @@
+"""The engine: Django's SQLite backend with durable defaults and the writer gate."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import suppress
+from typing import Any
+
+from django.db.backends.sqlite3 import base
+from django.db.backends.sqlite3.base import Database
+
+from relay_queue.db.gate import GateTimeout, Permit, gate_of
+from relay_queue.db.sqlite3.creation import DatabaseCreation
+from relay_queue.db.sqlite3.cursor import GatedCursor
+
+DEFAULT_TIMEOUT_SECONDS = 20.0
+JOURNAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
+RETRY_SECONDS = 0.01
+
+# FULL: a commit that was reported is on disk. No mmap: an I/O error must be an error, not a
+# signal. The size limit gives the disk back after a burst made the log large.
+INIT_COMMANDS = (
+    "PRAGMA synchronous=FULL",
+    f"PRAGMA journal_size_limit={JOURNAL_SIZE_LIMIT_BYTES}",
+    "PRAGMA mmap_size=0",
+)
+
+
+class _Ungated:
+    """The permit of a database that has no gate: it marks that a transaction is open."""
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
+UNGATED = _Ungated()
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    """Django's SQLite connection whose writes queue at the database's gate.
+
+    ``permit`` is held exactly while this connection is in a transaction, and around each
+    write outside of one. Defaults: WAL, ``synchronous=FULL``, immediate transactions, a
+    timeout of 20 s. ``OPTIONS`` goes over all of them: ``init_command`` runs after ours, and
+    one that sets ``journal_mode`` keeps WAL from being set.
+
+    With ``transaction_mode`` DEFERRED or EXCLUSIVE every atomic block is gated too, also one
+    that only reads: SQLite does not tell beforehand whether it will write.
+    """
+
+    creation_class = DatabaseCreation
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.permit: Permit | _Ungated | None = None
+        self.timeout_seconds = DEFAULT_TIMEOUT_SECONDS
+        self._sets_journal_mode = True
+
+    # ---- Connection -------------------------------------------------------------------
+
+    def get_connection_params(self) -> dict[str, Any]:
+        """Return the arguments of ``sqlite3.connect``, our defaults beneath ``OPTIONS``."""
+        params: dict[str, Any] = super().get_connection_params()
+        self.timeout_seconds = float(params.setdefault("timeout", DEFAULT_TIMEOUT_SECONDS))
+        if "transaction_mode" not in self.settings_dict["OPTIONS"]:
+            self.transaction_mode = "IMMEDIATE"
+        commands = ";".join(self.init_commands).lower()
+        self._sets_journal_mode = "journal_mode" not in commands
+        self.init_commands = [*INIT_COMMANDS, *self.init_commands]
+        return params
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
+        """Open the database and see to it that it keeps a write-ahead log."""
+        self.drop_permit()  # of a connection that was thrown away unclosed, as after a fork
+        connection: sqlite3.Connection = super().get_new_connection(conn_params)
+        try:
+            if self._sets_journal_mode:
+                self._use_wal(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        """Turn the log on. It stays on in the file, so this writes once in its life."""
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode in ("wal", "memory"):
+            return
+        self.take_permit()
+        try:
+            deadline = time.monotonic() + self.timeout_seconds
+            while not self._try_wal(connection, last=time.monotonic() >= deadline):
+                time.sleep(RETRY_SECONDS)
+        finally:
+            self.drop_permit()
+
+    def _try_wal(self, connection: sqlite3.Connection, *, last: bool) -> bool:
+        """Switch to WAL; False if somebody is reading just now and it is worth another try."""
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except Database.OperationalError as error:
+            code = error.sqlite_errorcode & 0xFF
+            if code == sqlite3.SQLITE_READONLY:
+                return True  # whoever cannot write has no use for the log
+            # SQLite does not use its busy handler for this pragma.
+            if last or code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise
+            return False
+        return True
+
+    def create_cursor(self, name: str | None = None) -> GatedCursor:  # noqa: ARG002
+        """Return a cursor whose writes pass the gate."""
+        cursor: GatedCursor = self.connection.cursor(factory=GatedCursor)
+        cursor.db = self
+        return cursor
+
+    # ---- Permit -----------------------------------------------------------------------
+
+    def take_permit(self) -> None:
+        """Wait for the gate. Raises ``sqlite3.OperationalError`` as SQLite's own lock does."""
+        if self.permit is not None:
+            return
+        gate = gate_of(self)
+        if gate is None:
+            self.permit = UNGATED
+            return
+        try:
+            self.permit = gate.acquire(self.timeout_seconds)
+        except GateTimeout as timeout:
+            error = Database.OperationalError(f"database is locked ({timeout})")
+            # So that callers can tell by the code, as with an error of SQLite itself.
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            error.sqlite_errorname = "SQLITE_BUSY"
+            raise error from timeout
+
+    def drop_permit(self) -> None:
+        """Let the gate go, if this connection holds it."""
+        permit = self.permit
+        if permit is not None:
+            permit.release()
+            self.permit = None
+
+    def drop_permit_unless_in_transaction(self) -> None:
+        """Let the gate go, unless SQLite is in a transaction that may write."""
+        if self.permit is not None and not self._in_transaction():
+            self.drop_permit()
+
+    def transaction_lost(self, error: BaseException) -> None:
+        """SQLite rolled back by itself, as on a full disk: so must the atomic block."""
+        self.drop_permit()
+        if self.in_atomic_block:
+            self.needs_rollback = True
+            self.rollback_exc = error
+
+    def _in_transaction(self) -> bool:
+        try:
+            return self.connection is not None and self.connection.in_transaction
+        except Database.ProgrammingError:  # closed behind Django's back
+            return False
+
+    # ---- Transactions -----------------------------------------------------------------
+
+    def _start_transaction_under_autocommit(self) -> None:
+        with self.wrap_database_errors:
+            self.take_permit()
+        try:
+            super()._start_transaction_under_autocommit()
+        finally:
+            self.drop_permit_unless_in_transaction()
+
+    def _set_autocommit(self, autocommit: bool) -> None:
+        try:
+            super()._set_autocommit(autocommit)
+        finally:
+            self.drop_permit_unless_in_transaction()
+
+    def _commit(self) -> None:
+        try:
+            super()._commit()
+        finally:
+            self.drop_permit_unless_in_transaction()
+
+    def _rollback(self) -> None:
+        try:
+            super()._rollback()
+        finally:
+            self.drop_permit_unless_in_transaction()
+
+    def _close(self) -> None:
+        try:
+            if self._in_transaction():
+                # A cursor that is still referenced keeps a closed connection, its transaction
+                # and the write lock alive.
+                with suppress(Database.Error):
+                    self.connection.rollback()
+            super()._close()
+        finally:
+            self.drop_permit()
