@@ -177,8 +177,8 @@ def _is_relay(path: Any) -> bool:
 def _vendor(alias: str) -> str:
     try:
         return connections[alias].vendor
-    except ImproperlyConfigured:  # its driver is not installed
-        return "unknown"
+    except (ImproperlyConfigured, ImportError):  # its driver is not installed
+        return str(connections.settings[alias]["ENGINE"]).rpartition(".")[2]
 
 
 def _sqlite_messages(alias: str) -> Iterator[checks.CheckMessage]:

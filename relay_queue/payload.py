@@ -305,15 +305,12 @@ def _as_string(text: object) -> str:
 def _shorten(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
-    # The marker is as long as its number, which depends on the marker: the first guess is exact
-    # or one digit too long, so measure again with it.
-    cut = len(text) - max_chars + len(_marker(len(text)))
-    marker = _marker(min(cut, len(text)))
-    room = max_chars - len(marker)
+    # Leave room for the longest marker this text could need; the right one may be shorter.
+    room = max_chars - len(_marker(len(text)))
     if room < 2:
         return text[: max(max_chars, 0)]
     head = (room + 1) // 2
-    return text[:head] + marker + text[len(text) - (room - head) :]
+    return text[:head] + _marker(len(text) - room) + text[len(text) - (room - head) :]
 
 
 def _marker(cut: int) -> str:
