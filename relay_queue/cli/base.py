@@ -1,0 +1,150 @@
+"""The frame of ``manage.py relay``: which verbs there are, how one is run, how it fails.
+
+Each verb is a module ``relay_queue.cli.<verb>`` with
+
+* ``HELP``: a sentence or two, shown by ``relay <verb> --help``;
+* ``add_arguments(parser)``: declares its arguments, with ``add_json`` if a program would read it;
+* ``run(options, out) -> int``: does it and returns the exit code. ``options`` is the namespace of
+  argparse; ``out`` an `Output`.
+
+Only the module of the verb that runs is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from difflib import get_close_matches
+from typing import Final, Protocol, cast
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError
+
+from relay_queue.cli.output import Output
+from relay_queue.exceptions import RelayError
+
+__all__ = ["VERBS", "Output", "Verb", "add_json", "explain", "load", "parse", "run", "verb_name"]
+
+VERBS: Final = {
+    "demo": "run a few jobs on a scratch database and show what happened",
+    "status": "show queues, workers and dead letters",
+    "inspect": "show what is in the log, the tables and the ledger",
+    "verify": "check everything that is stored; exit with 1 on any fault",
+    "recover": "end the leases whose time or owner is gone",
+    "requeue": "put dead or cancelled jobs back",
+    "cancel": "cancel unfinished jobs",
+    "pause": "stop claiming from a queue",
+    "resume": "claim from a paused queue again",
+    "rerank": "change how fast the jobs of a queue age",
+    "prune": "delete old finished jobs",
+    "backup": "copy the database while it is in use",
+    "doctor": "show versions, settings, workers and what is wrong with them",
+    "bench": "measure this machine beside bare SQLite",
+}
+"""The verbs, in the order in which the help lists them, with one line each."""
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as shells use it."""
+
+# What a database says, in any vendor's words, when the tables are not there.
+_NO_TABLES: Final = ("no such table", "does not exist", "doesn't exist", "no such column")
+
+
+class Verb(Protocol):
+    """What the module of a verb exposes."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments of the verb."""
+
+    def run(self, options: argparse.Namespace, out: Output) -> int:
+        """Do it and return the exit code: 0, or 1 if something is wrong."""
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--json``, which the `Output` obeys by itself."""
+    parser.add_argument("--json", action="store_true", help="Print JSON, for programs.")
+
+
+def verb_name(text: str) -> str:
+    """Check the name of a verb, for argparse. Raises ``ArgumentTypeError`` with the nearest one."""
+    if text in VERBS:
+        return text
+    near = get_close_matches(text, VERBS, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"The verbs are {', '.join(VERBS)}."
+    raise argparse.ArgumentTypeError(f"{text!r} is not a verb of relay. {hint}")
+
+
+def load(verb: str) -> Verb:
+    """Import the module of a verb. Raises ``CommandError`` if this installation lacks it."""
+    name = f"relay_queue.cli.{verb}"
+    try:
+        return cast(Verb, importlib.import_module(name))
+    except ModuleNotFoundError as missing:
+        if missing.name != name:
+            raise
+        raise CommandError(f"relay {verb} is not part of this installation.") from missing
+
+
+def parse(
+    verb: str, arguments: list[str], seed: argparse.Namespace, *, command_line: bool
+) -> argparse.Namespace:
+    """Parse what follows the name of the verb, over the options in ``seed``.
+
+    Wrong usage exits with code 2 on the ``command_line`` and raises ``CommandError`` elsewhere.
+    """
+    command = _VerbCommand(load(verb), command_line)
+    parser = command.create_parser("manage.py", f"relay {verb}")
+    return parser.parse_args(arguments, seed)
+
+
+def run(verb: str, options: argparse.Namespace, out: Output) -> int:
+    """Run a verb and return its exit code.
+
+    Expected failures become a ``CommandError`` of one message, unless ``options.traceback``.
+    """
+    try:
+        return load(verb).run(options, out)
+    except KeyboardInterrupt:
+        out.warn("Interrupted.")
+        return INTERRUPTED
+    except (RelayError, ImproperlyConfigured, DatabaseError, InterfaceError) as error:
+        if options.traceback:
+            raise
+        raise CommandError(explain(error)) from error
+
+
+def explain(error: Exception) -> str:
+    """Return what an expected failure means, and the way out where there is one."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, (DatabaseError, InterfaceError)):
+        return text
+    if any(words in text for words in _NO_TABLES):
+        return f"the tables of Relay are missing or out of date ({text}). Run manage.py migrate."
+    return f"the database cannot be used: {text}"
+
+
+class VerbListFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the list of verbs."""
+
+
+def verb_list() -> str:
+    """Return the verbs and what they do, for the end of ``relay --help``."""
+    width = max(map(len, VERBS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in VERBS.items()]
+    return "\n".join(["verbs:", *lines, "", "relay VERB --help shows the arguments of a verb."])
+
+
+class _VerbCommand(BaseCommand):
+    """Makes Django build the parser of a verb, with the options that every command has."""
+
+    def __init__(self, verb: Verb, command_line: bool) -> None:
+        super().__init__()
+        self._called_from_command_line = command_line
+        self.help = verb.HELP
+        self._verb = verb
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self._verb.add_arguments(parser)

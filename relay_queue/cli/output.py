@@ -1,0 +1,184 @@
+"""What a verb prints: text for people, or JSON for programs.
+
+People get tables and progress bars drawn by rich if it is installed and the output is a terminal,
+and plain text otherwise. Values that come from jobs may hold anything, so characters that a
+terminal would obey are escaped before they are shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Style = Literal["good", "bad", "warning", "dim", "title"]
+
+_RICH_STYLES: Final[Mapping[str, str]] = {
+    "good": "green",
+    "bad": "bold red",
+    "warning": "yellow",
+    "dim": "dim",
+    "title": "bold",
+}
+# Between the columns of a plain table.
+_GAP: Final = "  "
+
+
+class Output:
+    """Where a verb writes. Every method is shown in its own mode only.
+
+    In text mode ``line``, ``table``, ``facts`` and ``progress`` write and ``data`` does not; with
+    ``as_json`` only ``data`` does. So a verb calls both and never asks. ``warn`` always writes, to
+    the error stream.
+    """
+
+    def __init__(
+        self, stream: TextIO, errors: TextIO, *, as_json: bool = False, color: bool = True
+    ) -> None:
+        """Write to ``stream`` and ``errors``. ``NO_COLOR`` is honoured whatever ``color`` says."""
+        self.as_json = as_json
+        self._stream = stream
+        self._errors = errors
+        self._console = None if as_json or not stream.isatty() else _console(stream, color)
+
+    def line(self, text: str = "", style: Style | None = None) -> None:
+        """Write one line of text; ``style`` says what it means, where colours can be shown."""
+        if self.as_json:
+            return
+        if self._console is None:
+            self._stream.write(printable(text) + "\n")
+        else:
+            self._console.print(_rich_text(printable(text), style), soft_wrap=True)
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+    ) -> None:
+        """Write a table. None is shown as ``-``; columns that hold only numbers go right."""
+        if self.as_json:
+            return
+        values = [list(row) for row in rows]
+        numeric = [_all_numbers(row[index] for row in values) for index in range(len(columns))]
+        texts = [[cell(value) for value in row] for row in values]
+        if self._console is None:
+            for text in _plain_table(columns, texts, numeric, title):
+                self._stream.write(text + "\n")
+        else:
+            self._console.print(_rich_table(columns, texts, numeric, title))
+
+    def facts(self, pairs: Mapping[str, object], title: str = "") -> None:
+        """Write names and values, one pair a line."""
+        if title:
+            self.line(title, "title")
+        width = max(map(len, pairs), default=0)
+        for name, value in pairs.items():
+            self.line(f"{name:<{width}}{_GAP}{cell(value)}")
+
+    @contextmanager
+    def progress(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show how far a long piece of work is; the function it yields adds to what is done.
+
+        Plain text shows one line at the end, so that a log file stays readable.
+        """
+        done = 0
+
+        def count(n: int) -> None:
+            nonlocal done
+            done += n
+
+        if self._console is None:
+            yield count
+            self.line(f"{label}: {done:,} of {total:,}")
+            return
+        from rich.progress import Progress
+
+        with Progress(console=self._console) as bar:
+            task = bar.add_task(printable(label), total=total)
+            yield lambda n: bar.advance(task, n)
+
+    def data(self, value: object) -> None:
+        """Write one JSON value, indented, with dates in ISO 8601."""
+        if self.as_json:
+            self._stream.write(json.dumps(value, cls=DjangoJSONEncoder, indent=2) + "\n")
+
+    def warn(self, text: str) -> None:
+        """Write one line to the error stream."""
+        self._errors.write(printable(text) + "\n")
+
+
+def cell(value: object) -> str:
+    """Return the text that a table shows for a value: one line, nothing a terminal would obey."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return printable(str(value)).replace("\n", "\\n")
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters and the like spelled out; line ends stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def _all_numbers(values: Iterable[object]) -> bool:
+    present = [value for value in values if value is not None]
+    return bool(present) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in present
+    )
+
+
+def _plain_table(
+    columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str
+) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    if title:
+        yield printable(title)
+    for row in [list(columns), ["-" * width for width in widths], *rows]:
+        cells = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        yield _GAP.join(cells).rstrip()
+
+
+def _console(stream: TextIO, color: bool) -> Console | None:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return None
+    # Rich reads NO_COLOR by itself when it is not told.
+    return Console(file=stream, highlight=False, no_color=None if color else True)
+
+
+def _rich_text(text: str, style: Style | None) -> Any:
+    from rich.text import Text
+
+    # Text, not markup: square brackets in a value are no style.
+    return Text(text, style=_RICH_STYLES[style] if style else "")
+
+
+def _rich_table(
+    columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str
+) -> Any:
+    from rich.table import Table
+
+    table = Table(title=_rich_text(title, "title") if title else None, title_justify="left")
+    for name, right in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_rich_text(text, None) for text in row))
+    return table

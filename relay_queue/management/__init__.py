@@ -1,0 +1,1 @@
+"""Management commands: arguments only, the work is done below."""

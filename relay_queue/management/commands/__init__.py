@@ -1,0 +1,1 @@
+"""``runworker`` runs jobs; ``relay`` looks at the queue and operates it."""

@@ -1,0 +1,50 @@
+"""``manage.py relay VERB``: look at the queue and operate it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, TextIO, cast
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from relay_queue.cli import base
+
+
+class Command(BaseCommand):
+    """Finds the verb, parses its arguments and runs it."""
+
+    help = "Look at the queue and operate it."
+    # Verbs such as doctor and verify are for projects where something is wrong.
+    requires_system_checks = []
+    # Django sets it when the command line is its own.
+    _called_from_command_line: bool
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the verb; what follows it belongs to the verb's own parser."""
+        parser.formatter_class = base.VerbListFormatter
+        parser.epilog = base.verb_list()
+        parser.missing_args_message = f"Name a verb: {', '.join(base.VERBS)}."
+        parser.add_argument("verb", metavar="VERB", type=base.verb_name, help="See below.")
+        parser.add_argument(
+            "arguments", metavar="...", nargs=argparse.REMAINDER, help="Arguments of the verb."
+        )
+
+    def handle(self, *, verb: str, arguments: list[str], **options: Any) -> None:
+        """Run the verb; leave with its exit code if that is not 0."""
+        parsed = base.parse(
+            verb,
+            arguments,
+            argparse.Namespace(**options),
+            command_line=self._called_from_command_line,
+        )
+        # The wrappers end each write with a line end unless told not to; a table needs its own.
+        self.stdout.ending = self.stderr.ending = ""
+        out = base.Output(
+            cast(TextIO, self.stdout),
+            cast(TextIO, self.stderr),
+            as_json=getattr(parsed, "json", False),
+            color=not parsed.no_color,
+        )
+        code = base.run(verb, parsed, out)
+        if code:
+            raise SystemExit(code)
