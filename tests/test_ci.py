@@ -1,0 +1,126 @@
+"""The build run: green only if every step is, the summary last, and nothing left running.
+
+The script is run on a stand-in Makefile, so that its steps take no time and fail on demand.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, processes_with, wait_until
+
+MAKEFILE = """\
+setup:
+\t@{setup}
+test:
+\t@{test}
+lint:
+\t@{lint}
+types:
+\t@echo types
+check:
+\t@echo check
+"""
+
+PASSING = "echo '===== 3 passed, 1 skipped in 1.50s ====='"
+FAILING = "echo '===== 1 failed, 2 passed in 75.25s (0:01:15) ====='; exit 1"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    return tmp_path
+
+
+def start(checkout: Path, **recipes: str) -> subprocess.Popen[str]:
+    steps = {"setup": "echo setup", "test": PASSING, "lint": "echo lint", **recipes}
+    (checkout / "Makefile").write_text(MAKEFILE.format(**steps))
+    return subprocess.Popen(
+        ["bash", ".ci/run"],
+        cwd=checkout,
+        env={**os.environ, "CI": "true", "MARK_OF_TEST": str(checkout)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(checkout: Path, **recipes: str) -> tuple[int, list[str]]:
+    process = start(checkout, **recipes)
+    output, _ = process.communicate(timeout=60)
+    assert processes_with(f"MARK_OF_TEST={checkout}") == {}
+    return process.returncode, output.splitlines()
+
+
+def runs(lines: list[str]) -> int:
+    """Return on how many Pythons the tests ran: that depends on the machine."""
+    return sum(bool(re.match(r"=== tests on .*: ", line)) for line in lines)
+
+
+def test_green_run_ends_with_the_sum_of_all_summaries(checkout: Path) -> None:
+    status, lines = run(checkout)
+    n = runs(lines)
+    assert status == 0
+    assert n >= 1
+    assert lines[-1] == f"===== {3 * n} passed, {n} skipped in {1.5 * n:.2f}s ====="
+
+
+def test_failing_tests_fail_the_run_and_are_counted(checkout: Path) -> None:
+    status, lines = run(checkout, test=FAILING)
+    n = runs(lines)
+    assert status == 1
+    assert lines[-1] == f"===== {n} failed, {2 * n} passed in {75.25 * n:.2f}s ====="
+
+
+def test_failing_lint_fails_the_run_although_tests_pass(checkout: Path) -> None:
+    status, lines = run(checkout, lint="exit 3")
+    assert status == 1
+    assert "FAILED: lint" in lines
+    assert "passed" in lines[-1]
+
+
+def test_tests_that_print_no_summary_fail_the_run(checkout: Path) -> None:
+    status, lines = run(checkout, test="echo nothing to see")
+    assert status == 1
+    assert lines[-1] == "===== no tests ran in 0.00s ====="
+
+
+def test_environment_that_cannot_be_made_fails_the_run(checkout: Path) -> None:
+    status, lines = run(checkout, setup="exit 1")
+    assert status == 1
+    assert lines[-1] == "===== no tests ran in 0.00s ====="
+
+
+def test_step_that_leaves_a_process_behind_fails_and_the_process_is_ended(checkout: Path) -> None:
+    # In a session of its own: the process group of the step would not find it.
+    status, lines = run(checkout, lint="setsid sleep 1000 & sleep 0.5")
+    assert status == 1
+    assert "=== lint left processes behind" in lines
+
+
+def test_step_without_end_is_ended(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAY_CI_STEP_SECONDS", "1")
+    status, lines = run(checkout, lint="sleep 1000")
+    assert status == 1
+    assert "=== lint did not end within 1 s" in lines
+
+
+def test_stopped_run_leaves_nothing_behind(checkout: Path) -> None:
+    process = start(checkout, test="echo started; sleep 1000")
+    mark = f"MARK_OF_TEST={checkout}"
+    try:
+        wait_until(lambda: any("sleep 1000" in line for line in processes_with(mark).values()))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 143
+        assert processes_with(mark) == {}
+    finally:
+        process.kill()
+        process.wait()
