@@ -1,0 +1,173 @@
+"""Jobs shown as the framework's task results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, overload
+
+from relay_queue import conf, payload
+from relay_queue.compat import (
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultMismatch,
+    TaskResultStatus,
+)
+from relay_queue.exceptions import Cancelled, PayloadError, TimedOut, UnknownTask
+from relay_queue.states import UNCHARGED, Outcome, State
+from relay_queue.store.records import Enqueued
+from relay_queue.task import as_enqueued
+
+if TYPE_CHECKING:
+    from relay_queue.models import Job, Lease
+
+MAX_JOB_ID: Final = 2**63 - 1
+
+AnyTask = Task[..., Any] if TYPE_CHECKING else Task
+Result = TaskResult[..., Any] if TYPE_CHECKING else TaskResult
+Call = tuple[AnyTask, Sequence[Any], Mapping[str, Any]]
+"""A task with the positional and the keyword arguments of one call."""
+
+STATUSES: Final[dict[str, TaskResultStatus]] = {
+    State.SCHEDULED: TaskResultStatus.READY,
+    State.READY: TaskResultStatus.READY,
+    State.RETRYING: TaskResultStatus.READY,
+    State.RUNNING: TaskResultStatus.RUNNING,
+    State.SUCCEEDED: TaskResultStatus.SUCCESSFUL,
+    State.DEAD: TaskResultStatus.FAILED,
+    State.CANCELLED: TaskResultStatus.FAILED,
+}
+
+# The outcomes that are errors, with the exception that stands for those that no function raised.
+_ERRORS: Final[dict[str | None, type[BaseException]]] = {
+    Outcome.FAILED: Exception,
+    Outcome.FATAL: Exception,
+    Outcome.TIMED_OUT: TimedOut,
+    Outcome.EXPIRED: Cancelled,
+    Outcome.LOST: Cancelled,
+}
+
+
+def enqueued_result(call: Call, alias: str, enqueued: Enqueued) -> Result:
+    """Return the result of a job that was enqueued just now, without a look at the database."""
+    task, args, kwargs = call
+    return TaskResult(
+        task=task,
+        id=str(enqueued.job_id),
+        status=STATUSES[enqueued.state],
+        enqueued_at=enqueued.created_at,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=list(args),
+        kwargs=dict(kwargs),
+        backend=alias,
+        errors=[],
+        worker_ids=[],
+    )
+
+
+def stored_result(result_id: str) -> Result:
+    """Read a job and its attempts. Raises ``TaskResultDoesNotExist`` or ``TaskResultMismatch``.
+
+    ``worker_ids`` has the worker of each charged attempt, and ``errors`` an error for each that
+    failed. A job that failed without one, such as a cancelled job, has one error all the same.
+    """
+    # Models need loaded apps, and tasks may be imported before that.
+    from relay_queue.models import Job
+
+    job = Job.objects.using(conf.get().database).filter(pk=_job_id(result_id)).first()
+    if job is None:
+        raise TaskResultDoesNotExist(result_id)
+    try:
+        task = as_enqueued(job.task, job.backend, job.queue, job.priority)
+        args, kwargs = payload.decode(job.payload)
+    except (UnknownTask, PayloadError) as error:
+        raise TaskResultMismatch(f"job {job.pk} cannot be shown as a result: {error}") from error
+    leases = list(job.leases.select_related("worker").order_by("id"))
+    result = TaskResult(
+        task=task,
+        id=str(job.pk),
+        status=STATUSES[job.state],
+        enqueued_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        last_attempted_at=leases[-1].acquired_at if leases else None,
+        args=args,
+        kwargs=kwargs,
+        backend=job.backend,
+        errors=_errors(job, leases),
+        worker_ids=[_worker(lease) for lease in leases if lease.outcome not in UNCHARGED],
+    )
+    if job.result is not None:
+        object.__setattr__(result, "_return_value", json.loads(job.result))
+    return result
+
+
+class EnqueuedResults(Sequence["Result"]):
+    """The results of many enqueues, each made when it is looked at.
+
+    Tens of thousands of results would cost more than the jobs. ``ids`` has the ids of all of them.
+    """
+
+    def __init__(self, alias: str, calls: Sequence[Call], enqueued: Sequence[Enqueued]) -> None:
+        self._alias = alias
+        self._calls = calls
+        self._enqueued = enqueued
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the results, in order."""
+        return [str(entry.job_id) for entry in self._enqueued]
+
+    def __len__(self) -> int:
+        return len(self._enqueued)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> EnqueuedResults: ...
+    def __getitem__(self, index: int | slice) -> Result | EnqueuedResults:
+        if isinstance(index, slice):
+            return EnqueuedResults(self._alias, self._calls[index], self._enqueued[index])
+        entry = self._enqueued[index]
+        if not entry.created:
+            return stored_result(str(entry.job_id))
+        return enqueued_result(self._calls[index], self._alias, entry)
+
+
+def _job_id(result_id: str) -> int:
+    """Return the job id in a result id; ids of other backends are texts of any kind."""
+    if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdecimal()):
+        raise TaskResultDoesNotExist(result_id)
+    # Longer numbers are no ids, and Python refuses to read very long ones.
+    job_id = int(result_id) if len(result_id) <= len(str(MAX_JOB_ID)) else 0
+    if not 0 < job_id <= MAX_JOB_ID:
+        raise TaskResultDoesNotExist(result_id)
+    return job_id
+
+
+def _errors(job: Job, leases: Sequence[Lease]) -> list[TaskError]:
+    errors = [
+        TaskError(
+            exception_class_path=lease.error or _path(_ERRORS[lease.outcome]),
+            traceback=lease.traceback or f"attempt {lease.attempt}: {lease.get_outcome_display()}",
+        )
+        for lease in leases
+        if lease.outcome in _ERRORS
+    ]
+    if not errors and STATUSES[job.state] is TaskResultStatus.FAILED:
+        reason = job.last_error or f"the job is {job.state}; no attempt of it failed"
+        errors.append(TaskError(exception_class_path=_path(Cancelled), traceback=reason))
+    return errors
+
+
+def _path(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _worker(lease: Lease) -> str:
+    """Return the incarnation of a lease's worker; empty if its row is gone."""
+    return lease.worker.incarnation if lease.worker else ""

@@ -1,0 +1,243 @@
+"""Tasks with what jobs need, and the way back from a stored path to a task.
+
+`task` is Django's decorator with Relay's options. It works on every supported Django, and a task
+made with it also runs on backends other than Relay's, which ignore the options.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+
+from django.apps import apps
+from django.conf import ENVIRONMENT_VARIABLE
+from django.core.signals import setting_changed
+
+from relay_queue.backoff import Backoff
+from relay_queue.compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_PRIORITY,
+    DEFAULT_TASK_QUEUE_NAME,
+    BaseTaskBackend,
+    InvalidTask,
+    InvalidTaskBackend,
+    Task,
+    TaskResult,
+    task_backends,
+)
+from relay_queue.exceptions import UnknownTask
+
+if TYPE_CHECKING:
+    from relay_queue.worker.context import RelayContext
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ExceptionTypes = tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
+    """A task with the options of its jobs. None means the default of the alias, or of the project.
+
+    Made by the decorators. Raises the framework's ``InvalidTask`` if an option is out of bounds.
+    """
+
+    max_attempts: int | None = None
+    """Charged attempts before the job goes to the dead letters."""
+    backoff: Backoff | None = None
+    """How long a failed job waits before its next attempt."""
+    retry_on: ExceptionTypes = ()
+    """If given, only these exceptions are tried again; any other is fatal."""
+    fatal_on: ExceptionTypes = ()
+    """Exceptions that send the job to the dead letters at once."""
+    timeout_seconds: float | None = None
+    """How long an attempt may run."""
+    lease_seconds: float | None = None
+    """Length of the lease, which the worker renews while the function runs."""
+    atomic: bool = False
+    """Whether the function and its ack commit in one transaction of the queue's database."""
+    idempotency_key: str | None = None
+    """Names this call within its queue: enqueueing it again returns the job that exists."""
+    wait_seconds: float | None = None
+    """How long an enqueue waits for room in a full queue. None refuses at once."""
+
+    def using(  # type: ignore[override]
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | None = None,
+        backend: str | None = None,
+        idempotency_key: str | None = None,
+        wait_seconds: float | None = None,
+        max_attempts: int | None = None,
+        timeout_seconds: float | None = None,
+        lease_seconds: float | None = None,
+    ) -> RelayTask[P, R]:
+        """Return a copy with some options changed; None leaves an option as it is."""
+        changes = {
+            name: value for name, value in locals().items() if name != "self" and value is not None
+        }
+        return replace(self, **changes)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "func"}
+        return _rebuild, (self.module_path, options)
+
+    if TYPE_CHECKING:  # what the framework does, typed by the function
+
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+            """Enqueue a call of the function; inside ``atomic()`` it commits with the caller."""
+
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+            """Enqueue from a coroutine; see `enqueue`."""
+
+        def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Call the function here and now, without a job."""
+
+
+@overload
+def task(function: Callable[P, R], /) -> RelayTask[P, R]: ...
+@overload
+def task(
+    *, takes_context: Literal[True], **options: Any
+) -> Callable[[Callable[Concatenate[RelayContext, P], R]], RelayTask[P, R]]: ...
+@overload
+def task(
+    *,
+    priority: int = ...,
+    queue_name: str = ...,
+    backend: str = ...,
+    takes_context: Literal[False] = ...,
+    max_attempts: int | None = ...,
+    backoff: Backoff | None = ...,
+    retry_on: ExceptionTypes = ...,
+    fatal_on: ExceptionTypes = ...,
+    timeout_seconds: float | None = ...,
+    lease_seconds: float | None = ...,
+    atomic: bool = ...,
+) -> Callable[[Callable[P, R]], RelayTask[P, R]]: ...
+def task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    priority: int = DEFAULT_TASK_PRIORITY,
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME,
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS,
+    takes_context: bool = False,
+    max_attempts: int | None = None,
+    backoff: Backoff | None = None,
+    retry_on: ExceptionTypes = (),
+    fatal_on: ExceptionTypes = (),
+    timeout_seconds: float | None = None,
+    lease_seconds: float | None = None,
+    atomic: bool = False,
+) -> Any:
+    """Make a module-level function a task: ``@task``, or ``@task(max_attempts=5, …)``.
+
+    The options are the fields of `RelayTask`. With ``takes_context`` the function's first argument
+    is called ``context`` and is a `relay_queue.worker.context.RelayContext`. Raises the framework's
+    ``InvalidTask`` if the function or an option is not usable.
+    """
+    options = {name: value for name, value in locals().items() if name != "function"}
+
+    def make(func: Callable[..., Any]) -> RelayTask[..., Any]:
+        return RelayTask(func=func, **options)
+
+    return make if function is None else make(function)
+
+
+@lru_cache(maxsize=4096)
+def resolve(path: str, backend: str) -> Task[..., Any]:
+    """Return the task that a stored path names, if a job of alias ``backend`` may run it.
+
+    Whoever can write the table can write any path, so nothing is called and little is imported: a
+    path runs only if it leads to a `Task` that bears this very path and belongs to an alias backed
+    by Relay. Its module is imported only if it is part of an installed app or of the package of the
+    settings; any other module must have been imported by the project itself. Raises `UnknownTask`
+    with the reason, or whatever the module raises while it is imported.
+    """
+    _require_relay(path, backend)
+    module_name, _, name = path.rpartition(".")
+    # Not getattr: a module's __getattr__ is code, and would run with whatever name was stored.
+    found = vars(_module(path, module_name)).get(name)
+    if not isinstance(found, Task):
+        kind = "nothing" if found is None else f"a {type(found).__name__}"
+        raise UnknownTask(f"{path!r} is {kind}, not a task. Was it renamed, moved or removed?")
+    if found.module_path != path:
+        raise UnknownTask(f"{path!r} is the task {found.module_path!r} under another name.")
+    _require_relay(path, found.backend)
+    return found
+
+
+def as_enqueued(path: str, backend: str, queue: str, priority: int) -> Task[..., Any]:
+    """Return the task of a job with the alias, the queue and the priority of that job.
+
+    Raises like `resolve`.
+    """
+    found = resolve(path, backend)
+    asked = {"backend": backend, "queue_name": queue, "priority": priority}
+    if all(getattr(found, name) == value for name, value in asked.items()):
+        return found
+    try:
+        return replace(found, **asked)
+    except InvalidTask:
+        return found  # the settings have changed since; what is in the table still runs
+
+
+def _require_relay(path: str, alias: str) -> None:
+    from relay_queue.backend import RelayBackend
+
+    try:
+        backend: BaseTaskBackend = task_backends[alias]
+    except InvalidTaskBackend as error:
+        raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, but: {error}") from error
+    if not isinstance(backend, RelayBackend):
+        raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, which Relay does not back.")
+
+
+def _module(path: str, name: str) -> ModuleType:
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        return loaded
+    if not any(name == package or name.startswith(f"{package}.") for package in _packages()):
+        raise UnknownTask(
+            f"{path!r} is in no installed app and was not imported by the project. "
+            "Add its app to INSTALLED_APPS, or import it in the ready() of an app."
+        )
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
+            raise  # the module is there; something that it imports is not
+        raise UnknownTask(f"{path!r} names a module that is not there.") from missing
+
+
+def _packages() -> set[str]:
+    """Return the packages whose modules may be imported because a job names them."""
+    found = {config.name for config in apps.get_app_configs()}
+    project = os.environ.get(ENVIRONMENT_VARIABLE, "").partition(".")[0]
+    return found | {project} if project else found
+
+
+def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
+    """Make a pickled task again; the function is the one that its path leads to now."""
+    module_name, _, name = path.rpartition(".")
+    return RelayTask(func=getattr(importlib.import_module(module_name), name).func, **options)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    """Drop what was resolved when a test changes the aliases."""
+    if setting in {"TASKS", "INSTALLED_APPS"}:
+        resolve.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="relay_queue.task")

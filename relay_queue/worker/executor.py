@@ -1,0 +1,287 @@
+"""Run one claimed job: resolve the task, run its function, report what became of it.
+
+Nothing that a function does takes the worker down: whatever it raises is an outcome. Nothing here
+settles a job either, but for ``atomic=True``, where the ack belongs to the function's transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import iscoroutinefunction
+from time import monotonic
+from typing import Any, NoReturn
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
+from django.core.signals import setting_changed
+from django.db import transaction
+from django.dispatch import Signal
+
+from relay_queue import clock, payload, store
+from relay_queue.compat import (
+    BaseTaskBackend,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+    signals,
+    task_backends,
+)
+from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
+from relay_queue.models import Lease
+from relay_queue.store.records import Claim, Settled, Settlement
+from relay_queue.task import as_enqueued
+from relay_queue.worker import report
+from relay_queue.worker.context import JobContext, RelayContext, enter
+from relay_queue.worker.hygiene import close_connections
+
+logger = logging.getLogger(__name__)
+
+Outcome = Callable[[], Any]
+"""Returns the function's result, or raises what the function raised."""
+
+
+@dataclass(slots=True)
+class Finished:
+    """An attempt that is over. ``settled`` is set if the function's transaction has acked it."""
+
+    claim: Claim
+    settlement: Settlement
+    run_seconds: float
+    settled: Settled | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all jobs of one task have in common; made once."""
+
+    task: Task[..., Any]
+    func: Callable[..., Any]
+    sender: type[BaseTaskBackend]
+    rules: report.Rules
+    takes_context: bool
+    is_coroutine: bool
+    atomic: bool
+
+
+@dataclass(slots=True)
+class Call:
+    """One attempt, ready to run."""
+
+    claim: Claim
+    context: JobContext
+    plan: Plan
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: TaskResult[..., Any]
+    started: float
+
+    def invoke(self) -> Any:
+        """Call the function in a copy of the context: what it sets there ends with it."""
+        return copy_context().run(self._call)
+
+    async def invoke_async(self) -> Outcome:
+        """Await the function, up to the deadline of the attempt. Never raises."""
+        try:
+            # A thread of its own for the function's synchronous parts, made if there are any.
+            async with ThreadSensitiveContext() as own:
+                try:
+                    async with asyncio.timeout(self.context.remaining_seconds()) as limit:
+                        value = await self._call()
+                except TimeoutError:
+                    if not limit.expired():
+                        raise
+                    raise TimedOut(
+                        "the coroutine ran past its deadline; it was cancelled"
+                    ) from None
+                finally:
+                    if own in SyncToAsync.context_to_thread_executor:
+                        await sync_to_async(close_connections)()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
+            return _Raised(error)
+        return lambda: value
+
+    def _call(self) -> Any:
+        enter(self.context)
+        if self.plan.takes_context:
+            context = RelayContext(task_result=self.result, job=self.context)
+            return self.plan.func(context, *self.args, **self.kwargs)
+        return self.plan.func(*self.args, **self.kwargs)
+
+
+def execute(claim: Claim, context: JobContext) -> Finished:
+    """Run a job in this thread, a coroutine function included. Never raises.
+
+    The connections of this thread are left as the function left them: see
+    `relay_queue.worker.hygiene`.
+    """
+    call = begin(claim, context)
+    if isinstance(call, Finished):
+        return call
+    if call.plan.is_coroutine:
+        return conclude(call, async_to_sync(call.invoke_async)())
+    return conclude(call, call.invoke)
+
+
+def begin(claim: Claim, context: JobContext) -> Call | Finished:
+    """Resolve the task, decode its arguments and tell that it starts. Never raises.
+
+    A job that can never run is finished here: fatal if its task or payload is at fault.
+    """
+    started = monotonic()
+    try:
+        plan = _plan(claim.task, claim.backend, claim.queue, claim.priority)
+        args, kwargs = payload.decode(claim.payload)
+        result = _result_of(claim, context, plan.task, args, kwargs)
+    except BaseException as error:  # importing a module runs its code
+        logger.warning("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
+        told = report.describe(claim, error, fatal=isinstance(error, InvalidJob))
+        return Finished(claim, told, monotonic() - started)
+    _tell(signals.task_started, plan, result)
+    return Call(claim, context, plan, args, kwargs, result, started)
+
+
+def conclude(call: Call, outcome: Outcome) -> Finished:
+    """Get the outcome, which for most functions means to run them now, and report. Never raises."""
+    settled = None
+    try:
+        if call.plan.atomic:
+            settlement, value, settled = _run_atomic(call, outcome)
+        else:
+            value = outcome()
+            settlement = report.success(call.claim, value)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
+        settlement = report.failure(call.claim, call.context, call.plan.rules, error)
+        _note_failure(call, settlement)
+        # Inside of the handler: receivers look for the exception with sys.exc_info().
+        _tell(signals.task_finished, call.plan, call.result)
+    else:
+        _note_success(call.result, value)
+        _tell(signals.task_finished, call.plan, call.result)
+    return Finished(call.claim, settlement, monotonic() - call.started, settled)
+
+
+def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]:
+    """Run the function and settle its ack in one transaction: effects happen once, or not at all.
+
+    Raises what the function raised, `TimedOut`, or `Cancelled` if the lease is no longer ours; its
+    writes are rolled back then.
+    """
+    committed: list[bool] = []
+    try:
+        with store.transaction(wait_seconds=call.context.remaining_seconds()) as tx:
+            # The first hook of this commit: a later one that raises must not look like a rollback.
+            transaction.on_commit(lambda: committed.append(True), using=tx.connection.alias)
+            _require_lease(call.claim, tx)
+            value = outcome()
+            if call.context.timed_out:
+                raise TimedOut("the function ran past its deadline; its writes were rolled back")
+            settlement = report.success(call.claim, value)
+            (settled,) = store.settle(tx, [settlement])
+            if not settled.accepted:
+                raise Cancelled(f"the ack was refused and its writes rolled back: {settled.reason}")
+    except BaseException:
+        if not committed:
+            raise
+        logger.exception("job %s has succeeded, but a commit hook failed", call.claim.job_id)
+    return settlement, value, settled
+
+
+def _require_lease(claim: Claim, tx: store.Transaction) -> None:
+    ours = Lease.objects.using(tx.connection.alias).filter(
+        pk=claim.lease_id, token=claim.token, ended_at=None, expires_at__gt=tx.now
+    )
+    if not ours.exists():
+        raise Cancelled("the lease ended before the function began; nothing was run")
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """The outcome of a coroutine that raised."""
+
+    error: BaseException
+
+    def __call__(self) -> NoReturn:
+        raise self.error
+
+
+@lru_cache(maxsize=1024)
+def _plan(path: str, backend: str, queue: str, priority: int) -> Plan:
+    task = as_enqueued(path, backend, queue, priority)
+    return Plan(
+        task=task,
+        func=task.func,
+        sender=type(task_backends[backend]),
+        rules=report.Rules(getattr(task, "retry_on", ()), getattr(task, "fatal_on", ())),
+        takes_context=task.takes_context,
+        is_coroutine=iscoroutinefunction(task.func),
+        atomic=getattr(task, "atomic", False),
+    )
+
+
+def _result_of(
+    claim: Claim, context: JobContext, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> TaskResult[..., Any]:
+    """Build what signals and the context show, without a look at the database.
+
+    The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads them.
+    """
+    return TaskResult(
+        task=task,
+        id=str(claim.job_id),
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=claim.created_at,
+        started_at=claim.acquired_at,
+        finished_at=None,
+        last_attempted_at=claim.acquired_at,
+        args=args,
+        kwargs=kwargs,
+        backend=claim.backend,
+        errors=[],
+        worker_ids=[""] * (claim.attempt - 1) + [context.worker],
+    )
+
+
+def _note_success(result: TaskResult[..., Any], value: Any) -> None:
+    _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=clock.now(), _return_value=value)
+
+
+def _note_failure(call: Call, told: Settlement) -> None:
+    """Show the failure in the result: failed for good, or ready to be executed again."""
+    if told.verb == "snooze":
+        _set(call.result, status=TaskResultStatus.READY)
+        return
+    final = told.fatal or call.claim.attempts_left < 1
+    _set(
+        call.result,
+        status=TaskResultStatus.FAILED if final else TaskResultStatus.READY,
+        finished_at=clock.now() if final else None,
+    )
+    call.result.errors.append(TaskError(exception_class_path=told.error, traceback=told.traceback))
+    if not final:  # the framework's own receiver logs the final ones
+        logger.warning("job %s will be tried again: %s", call.claim.job_id, told.message)
+
+
+def _set(result: TaskResult[..., Any], **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
+
+
+def _tell(signal: Signal, plan: Plan, result: TaskResult[..., Any]) -> None:
+    """Send a signal. What a receiver raises must not pass for the function's outcome."""
+    try:
+        signal.send_robust(plan.sender, task_result=result)
+    except BaseException:  # a receiver may raise SystemExit, too
+        logger.exception("a receiver failed for job %s", result.id)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting in {"TASKS", "INSTALLED_APPS"}:
+        _plan.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="relay_queue.worker.executor")

@@ -1,0 +1,126 @@
+"""What became of an attempt, as the settlement that the store understands.
+
+Whatever a function raised, its texts are storable and bounded here, and looking at it never takes
+the worker down: an exception's ``str()``, its class's name and its traceback may all raise.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from relay_queue import conf
+from relay_queue.backoff import MAX_DELAY_SECONDS
+from relay_queue.exceptions import Cancelled, Fatal, InvalidJob, Retry, Snooze, TimedOut
+from relay_queue.payload import clean_text, encode_result
+from relay_queue.store.records import Claim, Settlement
+from relay_queue.worker.context import JobContext
+
+MAX_CLASS_PATH_CHARS = 255
+"""The column that holds the path of an exception's class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which exceptions a task tries again. See `relay_queue.task.RelayTask`."""
+
+    retry_on: tuple[type[BaseException], ...] = ()
+    fatal_on: tuple[type[BaseException], ...] = ()
+
+    def are_fatal(self, kind: type[BaseException]) -> bool:
+        """Say whether an exception of this class ends the job."""
+        # Not isinstance: it believes an instance that lies about its __class__.
+        if issubclass(kind, (Fatal, *self.fatal_on)):
+            return True
+        again = (Retry, Cancelled, TimedOut, *self.retry_on)
+        return bool(self.retry_on) and not issubclass(kind, again)
+
+
+def success(claim: Claim, value: object) -> Settlement:
+    """Return the ack with the function's result. Raises `PayloadError` if it cannot be stored."""
+    if value is None:
+        return Settlement("ack", claim.lease_id, claim.token, "null")
+    settings = conf.get()
+    text = encode_result(
+        value, max_bytes=settings.max_result_bytes, max_depth=settings.max_payload_depth
+    )
+    return Settlement("ack", claim.lease_id, claim.token, text)
+
+
+def failure(claim: Claim, context: JobContext, rules: Rules, error: BaseException) -> Settlement:
+    """Return what the function asked for by raising ``error``: nack or snooze. Never raises."""
+    kind = type(error)
+    try:
+        if issubclass(kind, Snooze):
+            seconds = _delay_seconds("Snooze", error.seconds)  # type: ignore[attr-defined]
+            return Settlement("snooze", claim.lease_id, claim.token, delay_seconds=seconds)
+        told = describe(claim, error)
+        told.timed_out = issubclass(kind, TimedOut) or (
+            issubclass(kind, Cancelled) and context.timed_out
+        )
+        told.fatal = rules.are_fatal(kind)
+        if issubclass(kind, Retry):
+            told.delay_seconds = _delay_seconds("Retry", error.after_seconds)  # type: ignore[attr-defined]
+    except InvalidJob as wrong:
+        return describe(claim, wrong)
+    except BaseException:  # noqa: BLE001 - code of the exception's class may raise anything
+        return describe(claim, error)
+    return told
+
+
+def describe(claim: Claim, error: BaseException, *, fatal: bool = False) -> Settlement:
+    """Return a nack that says what ``error`` was. Never raises."""
+    settings = conf.get()
+    path = class_path(type(error))
+    # Bounded before the lines are joined: the text may be very long.
+    text = " ".join(clean_text(error, settings.max_error_chars).split())
+    message = f"{path.rpartition('.')[2]}: {text}" if text else path
+    return Settlement(
+        "nack",
+        claim.lease_id,
+        claim.token,
+        error=path,
+        message=clean_text(message, settings.max_error_chars),
+        traceback=clean_text(_format(error), settings.max_traceback_chars),
+        fatal=fatal,
+    )
+
+
+def class_path(kind: type) -> str:
+    """Return the dotted path of a class, bounded and storable. Never raises."""
+    try:
+        path = f"{kind.__module__}.{kind.__qualname__}"
+    except BaseException:  # noqa: BLE001 - a metaclass may compute its names
+        path = type.__repr__(kind)
+    return clean_text(path, MAX_CLASS_PATH_CHARS)
+
+
+def _format(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(error), error, _own_frames(error)))
+    except BaseException as wrong:  # noqa: BLE001 - it looks at notes, causes and source lines
+        return f"(the traceback could not be rendered: {class_path(type(wrong))})"
+
+
+def _own_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback without the frames of Relay that lead to the function."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OUR_MODULES:
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
+_OUR_MODULES = frozenset({"relay_queue.worker.executor", "relay_queue.worker.report"})
+
+
+def _delay_seconds(what: str, value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 <= value <= MAX_DELAY_SECONDS:
+        raise InvalidJob(
+            f"{what} was raised with {value!r}; "
+            f"use seconds between 0 and {MAX_DELAY_SECONDS:,.0f} (ten years)."
+        )
+    return float(value)

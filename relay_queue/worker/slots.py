@@ -1,0 +1,195 @@
+"""The places of a worker process in which functions run.
+
+Only the loop's thread calls the methods of `Slots`, so nothing here needs a lock: slot threads take
+work from one queue and put what is finished in another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+
+from relay_queue.store.records import Claim
+from relay_queue.worker import report
+from relay_queue.worker.context import JobContext
+from relay_queue.worker.executor import Call, Finished, Outcome, begin, conclude
+from relay_queue.worker.hygiene import clean_connections, close_connections
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[], Finished | None]
+"""A piece of work for a slot thread. It returns nothing if a coroutine goes on elsewhere."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A job that holds a slot. ``started`` is a reading of ``time.monotonic``.
+
+    ``stuck`` means that its lease is over but the function has not returned.
+    """
+
+    claim: Claim
+    context: JobContext
+    started: float
+    stuck: bool = False
+
+
+class Slots:
+    """Runs up to ``concurrency`` jobs at once.
+
+    Functions run in threads, which are started when they are first needed and do not keep the
+    process from ending. Coroutines run as tasks of one event loop in a thread of its own; what
+    comes before and after them, signals for example, runs in the slot threads. A job holds its slot
+    until `take_finished` has handed it over, so at most ``concurrency`` outcomes ever wait.
+    """
+
+    def __init__(self, concurrency: int, on_finished: Callable[[], None]) -> None:
+        """``on_finished`` is called from slot threads when the first outcome waits to be taken."""
+        self.concurrency = concurrency
+        self.running: dict[int, Running] = {}
+        self._on_finished = on_finished
+        self._work: SimpleQueue[tuple[Claim, Step] | None] = SimpleQueue()
+        self._finished: deque[Finished] = deque()
+        # Locked while outcomes wait that the loop was told of. A lock, because taking it says
+        # whether this thread was the first.
+        self._told = threading.Lock()
+        self._threads = 0
+        self._coroutines = _CoroutineThread()
+
+    @property
+    def free(self) -> int:
+        """How many more jobs can start."""
+        return self.concurrency - len(self.running)
+
+    @property
+    def stuck(self) -> int:
+        """How many slots are held by functions whose lease is over."""
+        return sum(running.stuck for running in self.running.values())
+
+    def start(self, claim: Claim, context: JobContext) -> None:
+        """Run a job as soon as its thread gets the processor. Raises ``RuntimeError`` if full."""
+        if len(self.running) >= self.concurrency:
+            raise RuntimeError(
+                f"all {self.concurrency} slots are taken; start no more jobs than are free"
+            )
+        self.running[claim.lease_id] = Running(claim, context, monotonic())
+        self._work.put((claim, partial(self._begin, claim, context)))
+        # No job waits for a thread that another job holds: there is one for each that runs.
+        if self._threads < len(self.running):
+            self._threads += 1
+            name = f"relay-slot-{self._threads}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def take_finished(self) -> list[Finished]:
+        """Return the outcomes since the last call and free their slots. Never waits."""
+        # Before they are taken: one that is added meanwhile is either taken now or told anew.
+        if self._told.locked():
+            self._told.release()
+        taken = []
+        while self._finished:
+            finished = self._finished.popleft()
+            del self.running[finished.claim.lease_id]
+            taken.append(finished)
+        return taken
+
+    def mark_stuck(self, lease_id: int) -> None:
+        """Note that the lease of a running job is over. Its slot is free when it returns."""
+        if lease_id in self.running:
+            self.running[lease_id].stuck = True
+
+    def close(self) -> None:
+        """End the threads that are idle, and the others when their functions return."""
+        for _ in range(self._threads):
+            self._work.put(None)
+        self._coroutines.close()
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            claim, step = work
+            try:
+                finished = step()
+            except BaseException as error:  # steps do not raise; if one does, the pool must live
+                logger.exception("job %s broke its slot", claim.job_id)
+                finished = Finished(claim, report.describe(claim, error), 0.0)
+            clean_connections()
+            if finished is not None:
+                self._deliver(finished)
+        close_connections()
+
+    def _begin(self, claim: Claim, context: JobContext) -> Finished | None:
+        call = begin(claim, context)
+        if isinstance(call, Finished):
+            return call
+        if not call.plan.is_coroutine:
+            return conclude(call, call.invoke)
+        self._coroutines.run(call, partial(self._conclude_later, call))
+        return None
+
+    def _conclude_later(self, call: Call, outcome: Outcome) -> None:
+        """Hand a coroutine's outcome back to a slot thread; the event loop must not be held up."""
+        self._work.put((call.claim, partial(conclude, call, outcome)))
+
+    def _deliver(self, finished: Finished) -> None:
+        self._finished.append(finished)
+        if self._told.acquire(blocking=False):
+            self._on_finished()
+
+
+class _CoroutineThread:
+    """An event loop in a thread, started with the first coroutine."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # An event loop holds its tasks weakly only.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, call: Call, on_outcome: Callable[[Outcome], None]) -> None:
+        """Run the coroutine of a call and give its outcome to ``on_outcome``. Any thread."""
+        self._started().call_soon_threadsafe(self._create, call, on_outcome)
+
+    def close(self) -> None:
+        """Stop the loop; coroutines that are still running end where they are."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                arguments = (self._loop,)
+                threading.Thread(
+                    target=_run_loop, args=arguments, name="relay-slot-loop", daemon=True
+                ).start()
+            return self._loop
+
+    def _create(self, call: Call, on_outcome: Callable[[Outcome], None]) -> None:
+        async def run() -> None:
+            on_outcome(await call.invoke_async())
+
+        task = asyncio.get_running_loop().create_task(run(), name=f"relay-job-{call.claim.job_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped.
+
+    asyncio lets SystemExit and KeyboardInterrupt of any task end the loop, and with it all others.
+    """
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+        except BaseException:
+            logger.exception("a task of a coroutine stopped the event loop; it goes on")
+        else:
+            return loop.close()

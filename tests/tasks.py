@@ -1,0 +1,288 @@
+"""Task functions for tests, in a module that worker processes can import.
+
+``calls`` is what the functions of this process have noted, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, ClassVar
+
+from django.contrib.auth.models import Group
+from django.db import connection, transaction
+
+from relay_queue.exceptions import Fatal, Retry, Snooze
+from relay_queue.task import task
+from relay_queue.worker.context import RelayContext, current
+
+calls: list[Any] = []
+gate = threading.Event()
+"""Functions that wait for a test wait for this."""
+
+WAIT_SECONDS = 30.0
+
+
+@task
+def noop() -> None:
+    pass
+
+
+@task
+def add(left: int, right: int = 0) -> int:
+    return left + right
+
+
+@task
+def echo(value: Any) -> Any:
+    return value
+
+
+@task
+def note(value: Any) -> None:
+    calls.append(value)
+
+
+@task
+def fail(message: str = "no") -> None:
+    raise ValueError(message)
+
+
+@task(max_attempts=1)
+def fail_once_only() -> None:
+    raise ValueError("no")
+
+
+@task
+def fatal() -> None:
+    raise Fatal("give up")
+
+
+@task(fatal_on=(LookupError,))
+def fatal_on_lookup(kind: str) -> None:
+    raise {"key": KeyError, "value": ValueError}[kind](kind)
+
+
+@task(retry_on=(ConnectionError,))
+def retry_on_connection(kind: str) -> None:
+    raise {"connection": ConnectionResetError, "value": ValueError}[kind](kind)
+
+
+@task
+def retry_later(after_seconds: Any) -> None:
+    error = Retry(after_seconds=0)
+    error.after_seconds = after_seconds
+    raise error
+
+
+@task
+def snooze(seconds: Any) -> None:
+    error = Snooze(0)
+    error.seconds = seconds
+    raise error
+
+
+@task(takes_context=True)
+def describe(context: RelayContext, note: str) -> dict[str, Any]:
+    return {
+        "job_id": context.job_id,
+        "attempt": context.attempt,
+        "epoch": context.epoch,
+        "key": context.idempotency_key,
+        "same": current() is context.job,
+        "result_id": context.task_result.id,
+        "note": note,
+    }
+
+
+@task(takes_context=True)
+def wait_until_cancelled(context: RelayContext) -> None:
+    while True:
+        context.raise_if_cancelled()
+        gate.wait(0.005)
+
+
+@task
+def wait() -> str:
+    assert gate.wait(WAIT_SECONDS)
+    return threading.current_thread().name
+
+
+@task
+async def add_async(left: int, right: int) -> int:
+    await asyncio.sleep(0)
+    return left + right
+
+
+@task
+async def fail_async() -> None:
+    raise ValueError("no")
+
+
+@task(timeout_seconds=60)
+async def sleep_async(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@task
+async def count_groups() -> int:
+    return await Group.objects.acount()
+
+
+@task
+async def wait_async() -> str:
+    while not gate.is_set():
+        await asyncio.sleep(0.005)
+    return threading.current_thread().name
+
+
+# --- Functions that write -------------------------------------------------------------
+
+
+@task
+def create_group(name: str) -> int:
+    return int(Group.objects.create(name=name).pk)
+
+
+@task(atomic=True, timeout_seconds=1)
+def create_group_atomically(name: str, then: str = "") -> int:
+    group = Group.objects.create(name=name)
+    transaction.on_commit(lambda: calls.append(f"committed {name}"))
+    if then == "fail":
+        raise ValueError("after the write")
+    if then == "hook":
+        transaction.on_commit(_broken_hook)
+    if then == "wait":
+        gate.wait(0.05)
+    return int(group.pk)
+
+
+def _broken_hook() -> None:
+    raise ValueError("in the hook")
+
+
+# --- Poison ----------------------------------------------------------------------------
+
+
+class Odd(BaseException):
+    """Not even an Exception."""
+
+
+class Mute(Exception):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit("in str")
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt("in repr")
+
+
+class Liar(Exception):
+    """Raises when it is asked for its class."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("in __class__")
+
+
+class Nameless(type):
+    """A class that will not tell its name."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in {"__module__", "__qualname__", "__name__"}:
+            raise RuntimeError("in the metaclass")
+        return super().__getattribute__(name)
+
+
+class Anonymous(Exception, metaclass=Nameless):
+    """An instance of the above."""
+
+
+class HugeNotes(Exception):
+    """Has notes that raise."""
+
+    __notes__: ClassVar[Any] = property(lambda self: 1 / 0)
+
+
+def _raise_recursion() -> None:
+    _raise_recursion()
+
+
+class Unequal:
+    """A result that is no JSON."""
+
+
+POISON = {
+    "odd": lambda: Odd("odd"),
+    "mute": Mute,
+    "liar": lambda: Liar("liar"),
+    "anonymous": lambda: Anonymous("who"),
+    "notes": lambda: HugeNotes("notes"),
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+    "generator": GeneratorExit,
+    "stop": lambda: StopIteration(1),
+    "memory": MemoryError,
+    "cancelled": asyncio.CancelledError,
+    "surrogate": lambda: ValueError("\ud800 and \x00 and more"),
+    "huge": lambda: ValueError("x" * 50_000_000),
+    "lines": lambda: ValueError("one\ntwo\r\nthree"),
+    "group": lambda: BaseExceptionGroup("many", [ValueError(str(n)) for n in range(1000)]),
+    "empty": ValueError,
+}
+
+
+@task
+def poison(kind: str) -> None:
+    if kind == "recursion":
+        _raise_recursion()
+    raise POISON[kind]()
+
+
+@task
+async def poison_async(kind: str) -> None:
+    raise POISON[kind]()
+
+
+@task
+def give_back(kind: str) -> Any:
+    return {"set": {1}, "object": Unequal(), "nan": float("nan"), "huge": "x" * 2_000_000}[kind]
+
+
+@task
+def leave_atomic_open() -> None:
+    transaction.atomic().__enter__()
+    Group.objects.create(name="never committed")
+
+
+@task
+def begin_by_hand() -> None:
+    connection.cursor().execute("BEGIN")
+
+
+@task
+def turn_autocommit_off() -> None:
+    transaction.set_autocommit(False)
+
+
+@task
+def close_the_handle() -> None:
+    connection.ensure_connection()
+    connection.connection.close()
+
+
+@task
+def break_the_block() -> None:
+    with transaction.atomic():
+        transaction.set_rollback(True)
+
+
+not_a_task = add.func
+
+
+def plain(value: int) -> int:
+    return value
+
+
+alias = add
