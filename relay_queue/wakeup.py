@@ -1,0 +1,255 @@
+"""How an idle worker hears of work: the doorbell beside an SQLite database.
+
+Each worker process hangs a `Doorbell`, a Unix datagram socket, in the directory
+`<database>-bells/`. Whoever commits work rings every bell found there. A ring carries no
+information and may be lost: workers also look at the queue every few seconds.
+
+`database_path` and `ring_on_commit` are the only functions here that know of Django's
+connections. Another database becomes a second branch in them.
+"""
+
+import logging
+import os
+import socket
+import stat
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from urllib.parse import unquote, urlsplit
+
+from django.db import connections, transaction
+
+logger = logging.getLogger(__name__)
+
+BELLS_SUFFIX = "-bells"
+# The smallest limit of the supported systems (macOS); Linux takes 107 bytes.
+SOCKET_PATH_BYTES = 103
+OPEN_FILES = "/proc/self/fd"
+RING = b"!"
+# More than any system queues for one socket. It bounds `clear` while rings keep coming.
+MOST_RINGS_PER_CLEAR = 1_000
+
+_bells: "weakref.WeakSet[Doorbell]" = weakref.WeakSet()
+_last_hook = threading.local()
+
+
+class Doorbell:
+    """The listening end, one per worker process.
+
+    The bell can be rung by whoever can write the database: its directory and its socket take
+    the database's group and mode. A forked child loses the bell and the parent keeps it.
+    """
+
+    def __init__(self, database_path: str, name: str) -> None:
+        """Hang a bell called `name`, which must be random, beside the database.
+
+        Raises `OSError` where that is impossible; a worker can then only look now and then.
+        """
+        if not hasattr(socket, "AF_UNIX"):
+            raise OSError("this system has no Unix sockets, so no worker can hang a doorbell")
+        directory = directory_beside(database_path, BELLS_SUFFIX)
+        self.path = os.path.join(directory, name)
+        self._inode: int | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket.setblocking(False)
+            self._hang(database_path, directory, name)
+        except BaseException:
+            self._socket.close()
+            raise
+        _bells.add(self)
+
+    def _hang(self, database_path: str, directory: str, name: str) -> None:
+        # A socket file exists a moment before it answers and before its rights are set. Under
+        # its own name it could be taken for a dead one in that moment and be removed.
+        hidden = os.path.join(directory, f".{name}")
+        with _short_path(directory, f".{name}") as place:
+            self._socket.bind(f"{place}/.{name}")
+        try:
+            share_like_database(database_path, hidden)
+            self._inode = os.lstat(hidden).st_ino
+            os.rename(hidden, self.path)
+        except BaseException:
+            os.unlink(hidden)
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable on a ring, for `selectors`."""
+        return self._socket.fileno()
+
+    def clear(self) -> int:
+        """Take the pending rings off the bell, at most a thousand, and return how many."""
+        for count in range(MOST_RINGS_PER_CLEAR):
+            try:
+                self._socket.recv(len(RING))
+            except BlockingIOError:
+                return count
+        return MOST_RINGS_PER_CLEAR
+
+    def close(self) -> None:
+        """Take the bell down. Only its own socket file is removed. May be called twice."""
+        inode, self._inode = self._inode, None
+        if inode is not None:
+            with suppress(OSError):
+                if os.lstat(self.path).st_ino == inode:
+                    os.unlink(self.path)
+        self._socket.close()
+
+    def _leave_to_parent(self) -> None:
+        """Close the child's copy after a fork, without removing the socket file.
+
+        Kept open, it would take the rings of a parent that has long been dead.
+        """
+        self._inode = None
+        self._socket.close()
+
+
+def ring(database_path: str) -> int:
+    """Ring every bell beside the database once and return how many took the ring.
+
+    Never raises and never waits. The caller has just committed, and would enqueue again if it
+    got an error. A worker whose bell is full has rings pending, so nothing is lost. The socket
+    files of dead workers are removed.
+    """
+    try:
+        return _ring_all(database_path)
+    except Exception:
+        logger.debug("No bell was rung beside %r", database_path, exc_info=True)
+        return 0
+
+
+def ring_on_commit(using: str) -> None:
+    """Ring once when the transaction on alias `using` commits, or now if there is none.
+
+    Any number of calls in one transaction make one ring. Rolled back work does not ring. Does
+    nothing if the database has no bells, or if autocommit was turned off by hand, where the
+    moment of the commit cannot be known.
+    """
+    path = database_path(using)
+    if path is None:
+        return
+    connection = transaction.get_connection(using)
+    if not connection.in_atomic_block:
+        if connection.get_autocommit():
+            ring(path)
+        return
+    # Django drops the hooks of a rolled back savepoint, so a flag "already asked" could outlive
+    # its hook. Looking for the hook itself, where it was put, cannot be wrong.
+    hooks = connection.run_on_commit
+    place, hook = getattr(_last_hook, "entry", (0, None))
+    if place < len(hooks) and hooks[place][1] is hook:
+        return
+    _last_hook.entry = (len(hooks), partial(ring, path))
+    transaction.on_commit(_last_hook.entry[1], using=using, robust=True)
+
+
+def database_path(using: str) -> str | None:
+    """Return the path of the SQLite file behind alias `using`, or None if it has no file."""
+    connection = connections[using]
+    # Only Django's SQLite connections answer this question, so only they can have a file.
+    is_in_memory = getattr(connection, "is_in_memory_db", None)
+    if is_in_memory is None or is_in_memory():
+        return None
+    name = str(connection.settings_dict["NAME"])
+    return unquote(urlsplit(name).path) if name.startswith("file:") else name
+
+
+def directory_beside(database_path: str, suffix: str) -> str:
+    """Return the directory `<database><suffix>`, made if missing.
+
+    A directory made here may be used by whoever can write the database. Raises `OSError`.
+    """
+    directory = os.path.realpath(database_path) + suffix
+    with suppress(FileExistsError):
+        os.mkdir(directory)
+        share_like_database(database_path, directory)
+    return directory
+
+
+def share_like_database(database_path: str, path: str) -> None:
+    """Give `path`, owned by this process, to those who can write the database.
+
+    It takes the database's group, and for root its owner. Without the right to set the group,
+    the group gets no access: it would be another group. No database yet: nothing changes.
+    """
+    try:
+        database = os.stat(database_path)
+    except FileNotFoundError:
+        return
+    access = 0o7 if os.path.isdir(path) else 0o6
+    classes = [shift for shift in (6, 3, 0) if database.st_mode >> shift & stat.S_IWOTH]
+    try:
+        os.chown(path, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
+    except PermissionError:
+        classes = [shift for shift in classes if shift != 3]
+    os.chmod(path, sum(access << shift for shift in {6, *classes}))
+
+
+def _ring_all(database_path: str) -> int:
+    # Resolving links costs more than the rest of a ring, a stat does not. A link that points
+    # elsewhere now, or another working directory, shows up as another inode.
+    database = os.stat(database_path)
+    directory = _bells_directory(database_path, database.st_dev, database.st_ino)
+    names = [name for name in os.listdir(directory) if not name.startswith(".")]
+    if not names:
+        return 0
+    with (
+        _short_path(directory, max(names, key=len)) as place,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.setblocking(False)
+        return sum(_ring_one(sender, f"{place}/{name}") for name in names)
+
+
+def _ring_one(sender: socket.socket, path: str) -> bool:
+    try:
+        sender.sendto(RING, path)
+    except ConnectionRefusedError:
+        _remove_dead(path)
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def _remove_dead(path: str) -> None:
+    """Remove a socket file that refused a ring: its process is gone, and names are random."""
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+
+
+@lru_cache(maxsize=32)
+def _bells_directory(database_path: str, _device: int, _inode: int) -> str:
+    return os.path.realpath(database_path) + BELLS_SUFFIX
+
+
+@contextmanager
+def _short_path(directory: str, name: str) -> Iterator[str]:
+    """Yield a path to `directory` through which a socket called `name` can be addressed."""
+    if len(os.fsencode(f"{directory}/{name}")) <= SOCKET_PATH_BYTES:
+        yield directory
+    elif os.path.isdir(OPEN_FILES):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield f"{OPEN_FILES}/{descriptor}"
+        finally:
+            os.close(descriptor)
+    else:
+        # A private link of this process, so nobody else can prepare or redirect it.
+        with tempfile.TemporaryDirectory(prefix="relay-") as alias:
+            link = os.path.join(alias, "b")
+            os.symlink(directory, link)
+            yield link
+
+
+def _leave_bells_to_parent() -> None:
+    for bell in list(_bells):
+        bell._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_bells_to_parent)
