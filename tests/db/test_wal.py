@@ -181,6 +181,17 @@ def test_a_flipped_bit_in_the_last_commit_is_a_torn_tail(database: Path) -> None
     assert "it is the last commit" in report.tail_reason
 
 
+def test_a_commit_cut_short_beyond_the_damage_does_not_make_it_corruption(database: Path) -> None:
+    log = write_and_crash(database)
+    last = read_wal(str(database)).frames
+    flip(log, offset_of(last - 1) + 1000)
+    with log.open("r+b") as file:
+        file.truncate(offset_of(last) + 2000)
+    report = read_wal(str(database))
+    assert (report.tail, report.tail_at_frame, report.commits) == ("torn", last - 1, 4)
+    assert "no commit lies at or beyond it" in report.tail_reason
+
+
 def test_space_that_was_never_written_is_a_torn_tail(database: Path) -> None:
     log = write_and_crash(database)
     frames = read_wal(str(database)).frames
@@ -249,26 +260,27 @@ def test_a_bad_header_without_frames_is_a_torn_tail(database: Path) -> None:
 def test_a_log_with_big_endian_checksums_is_read(database: Path, tmp_path: Path) -> None:
     log = write_and_crash(database)
     expected = read_wal(str(database))
-    log.write_bytes(in_other_byte_order(log.read_bytes()))
+    other = "big" if expected.byte_order == "little" else "little"
+    log.write_bytes(resealed(log.read_bytes(), other))
     report = read_wal(str(database))
-    assert report.byte_order != expected.byte_order
+    assert report.byte_order == other
     assert (report.frames, report.commits, report.tail) == (expected.frames, 5, "clean")
     assert report.last_commit_frame == recovered_by_sqlite(database, tmp_path / "scratch")[0]
 
 
-def in_other_byte_order(raw: bytes) -> bytes:
-    """Rewrite a log as a machine of the other byte order would have written it."""
+def resealed(raw: bytes, byte_order: str = sys.byteorder) -> bytes:
+    """Return a log with all its checksums made right, as a machine of `byte_order` writes it."""
+    big = byte_order == "big"
     sums = (0, 0)
-    order = ">" if sys.byteorder == "little" else "<"
 
     def add(data: bytes) -> bytes:
         nonlocal sums
-        for first, second in struct.iter_unpack(f"{order}II", data):
+        for first, second in struct.iter_unpack(">II" if big else "<II", data):
             one = (sums[0] + first + sums[1]) % 2**32
             sums = (one, (sums[1] + second + one) % 2**32)
         return struct.pack(">2I", *sums)
 
-    head = bytes([*raw[:3], raw[3] ^ 1]) + raw[4:24]
+    head = bytes([*raw[:3], raw[3] & ~1 | big]) + raw[4:24]
     written = [head, add(head)]
     step = FRAME_HEADER_BYTES + 4096
     for start in range(HEADER_BYTES, len(raw), step):
@@ -276,6 +288,28 @@ def in_other_byte_order(raw: bytes) -> bytes:
         add(frame[:8])
         written += [frame[:16], add(frame[24:]), frame[24:]]
     return b"".join(written)
+
+
+def test_an_unknown_format_version_is_named(database: Path, tmp_path: Path) -> None:
+    log = write_and_crash(database)
+    flip(log, 7)
+    log.write_bytes(resealed(log.read_bytes()))
+    report = read_wal(str(database))
+    assert (report.tail, report.header_ok, report.frames) == ("corrupt", False, 0)
+    assert "version 3007001" in report.tail_reason
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        recovered_by_sqlite(database, tmp_path / "scratch")
+
+
+def test_a_frame_for_page_zero_ends_the_log(database: Path, tmp_path: Path) -> None:
+    log = write_and_crash(database)
+    raw = bytearray(log.read_bytes())
+    raw[offset_of(4) : offset_of(4) + 4] = bytes(4)
+    log.write_bytes(resealed(bytes(raw)))
+    report = read_wal(str(database))
+    assert (report.tail, report.tail_at_frame) == ("corrupt", 4)
+    assert "page 0" in report.tail_reason
+    assert report.last_commit_frame == recovered_by_sqlite(database, tmp_path / "scratch")[0]
 
 
 @pytest.mark.usefixtures("no_pause")
@@ -307,7 +341,7 @@ def test_a_frame_completed_between_two_readings_is_no_fault(
     log = write_and_crash(database)
     whole = log.read_bytes()
     log.write_bytes(whole[:-100])
-    monkeypatch.setattr(wal.time, "sleep", lambda _: log.write_bytes(whole))
+    monkeypatch.setattr("relay_queue.db.wal.time.sleep", lambda _: log.write_bytes(whole))
     report = read_wal(str(database))
     assert (report.tail, report.commits, report.changing) == ("clean", 5, False)
 
@@ -323,7 +357,7 @@ def test_a_log_that_changes_at_each_reading_is_said_to_be_changing(
             file.truncate(offset_of(5 - next(sizes)) + 100)
 
     cut_another_frame(0)
-    monkeypatch.setattr(wal.time, "sleep", cut_another_frame)
+    monkeypatch.setattr("relay_queue.db.wal.time.sleep", cut_another_frame)
     report = read_wal(str(database))
     assert (report.tail, report.changing) == ("torn", True)
 
