@@ -1,0 +1,1 @@
+"""The runtime: processes that claim jobs and run them."""
