@@ -18,7 +18,6 @@ the first run and kept outside the repository. Each of these variables changes o
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import django
 from django.core.management.utils import get_random_secret_key
@@ -123,14 +122,12 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-TASKS = {
-    "default": {
-        "BACKEND": "relay_queue.backend.RelayBackend",
-        "QUEUES": ["default", "mail", "reports", "media"],
-    }
-}
+# Named once for both: Django refuses a task on any other queue, and `migrate` creates these.
+_queues = ["default", "mail", "reports", "media"]
 
-RELAY: dict[str, Any] = {}
+TASKS = {"default": {"BACKEND": "relay_queue.backend.RelayBackend", "QUEUES": _queues}}
+
+RELAY = {"QUEUES": _queues}
 
 # --- People, languages and files -----------------------------------------------
 
