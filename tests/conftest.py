@@ -202,7 +202,7 @@ def _kill(pid: int) -> None:
         return
 
 
-def _children() -> dict[int, str]:
+def children_of_this_process() -> dict[int, str]:
     """Return this process's children, dead but unreaped ones included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -227,9 +227,9 @@ def _children() -> dict[int, str]:
 @pytest.fixture(autouse=True)
 def no_process_left_behind() -> Iterator[None]:
     """Fail the test that leaves a child process, running or unreaped."""
-    before = _children()
+    before = children_of_this_process()
     yield
-    left = {pid: line for pid, line in _children().items() if pid not in before}
+    left = {pid: line for pid, line in children_of_this_process().items() if pid not in before}
     for pid in left:
         _kill(pid)
         os.waitpid(pid, 0)

@@ -54,12 +54,14 @@ def pins() -> list[Requirement]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
         cwd=ROOT,
-        check=True,
         capture_output=True,
+        text=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
     return next(directory.glob("*.whl"))
 
 
