@@ -52,14 +52,18 @@ class QueueFull(RelayError):
 
 
 class IdempotencyConflict(RelayError):
-    """The key is taken in this queue by a job with another task or another payload."""
+    """The key is taken in this queue by a job with another task or another payload.
 
-    def __init__(self, queue: str, key: str, job_id: int) -> None:
+    ``job_id`` is None when that job is another one of the same batch.
+    """
+
+    def __init__(self, queue: str, key: str, job_id: int | None = None) -> None:
         self.queue = queue
         self.key = key
         self.job_id = job_id
+        holder = "another job of this batch" if job_id is None else f"job {job_id}"
         super().__init__(
-            f"idempotency key {key!r} of queue {queue!r} belongs to job {job_id}, which has another "
+            f"idempotency key {key!r} of queue {queue!r} belongs to {holder}, which has another "
             "task or other arguments. Use another key, or wait until that job is pruned."
         )
 

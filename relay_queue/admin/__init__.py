@@ -1,0 +1,1 @@
+"""The console: Django admin pages over the tables of the queue."""

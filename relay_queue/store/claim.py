@@ -10,12 +10,11 @@ from typing import Any
 
 from relay_queue import payload as payload_codec
 from relay_queue.states import State
-from relay_queue.store.queues import queue_limits
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction
 
 PICK = """
-    SELECT id, losses FROM relay_queue_job
+    SELECT id, losses, rank FROM relay_queue_job
     WHERE queue = %s AND state = 'ready'{only}
     ORDER BY rank, id LIMIT %s{lock}
 """
@@ -42,15 +41,21 @@ GRANT = """
 
 CONDEMN = """
     UPDATE relay_queue_job
-    SET state = 'dead', attempt = attempt - 1, finished_at = %s, last_error = %s
+    SET state = 'dead', attempt = attempt - 1, finished_at = %s, last_error = %s,
+        started_at = CASE WHEN attempt = 1 THEN NULL ELSE started_at END
     WHERE id IN ({ids}) AND state = 'running'
 """
 """Take altered jobs back from running: no function may see them, no attempt was used."""
 
-RUNNING_COUNT = """
-    SELECT COALESCE(SUM(n), 0) FROM relay_queue_queuecount WHERE queue = %s AND state = 'running'
+CLAIMABLE = """
+    SELECT q.name, CASE WHEN q.max_running IS NULL THEN NULL ELSE q.max_running -
+        (SELECT COALESCE(SUM(c.n), 0) FROM relay_queue_queuecount c
+         WHERE c.queue = q.name AND c.state = 'running') END
+    FROM relay_queue_queue q
+    WHERE q.name IN ({names}) AND q.paused_at IS NULL
+      AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
 """
-"""Count the open leases of a queue."""
+"""Find the queues that have something to give, and how many leases each still allows."""
 
 RENEW = """
     WITH owner (lease_id, token, until) AS (VALUES {rows})
@@ -85,7 +90,10 @@ def claim(
     """
     if limit < 1:
         return []
-    picks = {q: _pick(tx, q, limit, suspects, backends) for q in dict.fromkeys(queues)}
+    picks = {
+        queue: _pick(tx, queue, room, suspects, backends)
+        for queue, room in _claimable(tx, queues, limit)
+    }
     dealt = _deal(picks, limit, suspects)
     if not dealt:
         return []
@@ -112,36 +120,45 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
     return {row[0] for row in tx.fetch(RENEW.format(rows=rows), [*params, tx.now_db, tx.now_db])}
 
 
-_Pick = tuple[int, bool]
+_Pick = tuple[int, bool, int]
+"""A job's id, whether it is a suspect, and its rank."""
+
+
+def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple[str, int]]:
+    """Return in the order given the queues that have ready jobs and room, with that room."""
+    if not queues:
+        return []
+    statement = CLAIMABLE.format(names=", ".join(["%s"] * len(queues)))
+    rows = tx.fetch(statement, list(queues))
+    # What this very transaction has settled is not in the table yet, but its room is there.
+    room = {
+        name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))
+        for name, left in rows
+    }
+    return [(name, room[name]) for name in dict.fromkeys(queues) if room.get(name, 0) > 0]
 
 
 def _pick(
     tx: Transaction, queue: str, limit: int, suspects: int, backends: Sequence[str] | None
 ) -> list[_Pick]:
-    """Return (id, suspect) of the first ready jobs of a queue, as many as its limits allow."""
-    limits = queue_limits(tx, queue)
-    if limits.paused:
-        return []
-    if limits.max_running is not None:
-        ((running,),) = tx.fetch(RUNNING_COUNT, [queue])
-        limit = min(limit, limits.max_running - int(running))
-    if limit < 1:
-        return []
+    """Return the first ready jobs of a queue."""
     only, params = "", [queue]
     if backends is not None:
         only = f" AND backend IN ({', '.join(['%s'] * len(backends))})"
         params += backends
     found = _probe(tx, only, params, limit)
-    if sum(suspect for _, suspect in found) > suspects:
+    if sum(suspect for _, suspect, _ in found) > suspects:
         # Look past the suspects: a row of them must not hide the innocent jobs behind.
-        found = [pick for pick in found if pick[1]][:suspects]
-        found += _probe(tx, f"{only} AND losses < {SUSPECT_LOSSES}", params, limit)
+        some = [pick for pick in found if pick[1]][:suspects]
+        some += _probe(tx, f"{only} AND losses < {SUSPECT_LOSSES}", params, limit)
+        found = sorted(some, key=lambda pick: (pick[2], pick[0]))[:limit]
     return found
 
 
 def _probe(tx: Transaction, only: str, params: Sequence[Any], limit: int) -> list[_Pick]:
     statement = PICK.format(only=only, lock=tx.dialect.skip_locked)
-    return [(row[0], row[1] >= SUSPECT_LOSSES) for row in tx.fetch(statement, [*params, limit])]
+    rows = tx.fetch(statement, [*params, limit])
+    return [(job_id, losses >= SUSPECT_LOSSES, rank) for job_id, losses, rank in rows]
 
 
 def _deal(picks: dict[str, list[_Pick]], limit: int, suspects: int) -> list[int]:
@@ -150,7 +167,7 @@ def _deal(picks: dict[str, list[_Pick]], limit: int, suspects: int) -> list[int]
     dealt: list[int] = []
     while hands and len(dealt) < limit:
         for hand in list(hands):
-            for job_id, suspect in hand:
+            for job_id, suspect, _rank in hand:
                 if suspect and suspects < 1:
                     continue
                 suspects -= suspect
@@ -201,7 +218,9 @@ def _grant(
         expires_db = tx.dialect.to_db(c.expires_at)
         params += (c.job_id, c.attempt, c.token, worker_id, tx.now_db, expires_db, "", "", "", "")
     values = tx.dialect.rows(len(claims), GRANT_CASTS)
-    lease_ids = {job_id: lease_id for lease_id, job_id in tx.fetch(GRANT.format(rows=values), params)}
+    lease_ids = {
+        job_id: lease_id for lease_id, job_id in tx.fetch(GRANT.format(rows=values), params)
+    }
     for c in claims:
         c.lease_id = lease_ids[c.job_id]
     return claims

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.db import connections
 
-from relay_queue import clock, conf, payload as payload_codec
-from relay_queue.backoff import Backoff
+from relay_queue import conf
+from relay_queue import payload as payload_codec
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.exceptions import IdempotencyConflict, InvalidJob, QueueFull
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY, rank
 from relay_queue.states import State
-from relay_queue.store.queues import QueueLimits, check_known, queue_limits
+from relay_queue.store import bounds
+from relay_queue.store.queues import QueueLimits, queue_limits, queue_name
 from relay_queue.store.records import Enqueued, NewJob
 from relay_queue.store.transaction import Transaction, transaction
 
@@ -84,42 +85,52 @@ def prepare(
     `UnknownQueue`.
     """
     settings = conf.get()
+    kwargs = {} if kwargs is None else kwargs
+    bounds.call(args, kwargs)
     text = payload_codec.encode(
-        args,
-        {} if kwargs is None else kwargs,
-        max_bytes=settings.max_payload_bytes,
-        max_depth=settings.max_payload_depth,
+        args, kwargs, max_bytes=settings.max_payload_bytes, max_depth=settings.max_payload_depth
     )
-    _check_text("task", task, 255)
-    _check_text("backend", backend, 100)
-    _check_text("queue", queue, 100)
-    check_known(queue)
+    task = bounds.text("task", task, 255)
+    backend = bounds.text("backend", backend, 100)
+    queue = queue_name(queue)
     if idempotency_key is not None:
-        _check_text("idempotency_key", idempotency_key, 255)
+        idempotency_key = bounds.text("idempotency_key", idempotency_key, 255)
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise InvalidJob(f"backoff must be a Backoff, not {type(backoff).__name__}")
     return NewJob(
         queue=queue,
         backend=backend,
         task=task,
         payload=text,
         checksum=payload_codec.checksum(queue, backend, task, text, idempotency_key),
-        priority=_whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY),
-        run_after=None if run_after is None else _moment(run_after, settings.max_defer_seconds),
+        priority=bounds.whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY),
+        run_after=None
+        if run_after is None
+        else bounds.run_after(run_after, settings.max_defer_seconds),
         idempotency_key=idempotency_key,
         max_attempts=settings.max_attempts
         if max_attempts is None
-        else _whole("max_attempts", max_attempts, 1, settings.max_attempts_limit),
-        lease_seconds=settings.lease_seconds
-        if lease_seconds is None
-        else _seconds(
-            "lease_seconds", lease_seconds, settings.min_lease_seconds, settings.max_lease_seconds
-        ),
+        else bounds.whole("max_attempts", max_attempts, 1, settings.max_attempts_limit),
+        lease_seconds=lease_length(lease_seconds),
         timeout_seconds=settings.timeout_seconds
         if timeout_seconds is None
-        else _seconds("timeout_seconds", timeout_seconds, 0.001, settings.max_defer_seconds),
-        backoff=backoff
-        or Backoff(
-            settings.backoff_base_seconds, settings.backoff_max_seconds, settings.backoff_jitter
-        ),
+        else bounds.seconds("timeout_seconds", timeout_seconds, 0.001, MAX_DELAY_SECONDS),
+        backoff=backoff or _default_backoff(settings),
+    )
+
+
+def lease_length(lease_seconds: float | None) -> float:
+    """Return the length of a lease, the project's own for None; raises `InvalidJob`."""
+    settings = conf.get()
+    if lease_seconds is None:
+        return settings.lease_seconds
+    low, high = settings.min_lease_seconds, settings.max_lease_seconds
+    return bounds.seconds("lease_seconds", lease_seconds, low, high)
+
+
+def _default_backoff(settings: conf.RelaySettings) -> Backoff:
+    return Backoff(
+        settings.backoff_base_seconds, settings.backoff_max_seconds, settings.backoff_jitter
     )
 
 
@@ -171,7 +182,7 @@ def enqueue_waiting(job: NewJob, wait_seconds: float) -> Enqueued:
     Inside ``atomic()`` it does not wait: no room can appear while the caller holds the writer.
     Raises `QueueFull` when the time is over.
     """
-    _seconds("wait_seconds", wait_seconds, 0.0, conf.get().max_defer_seconds)
+    bounds.seconds("wait_seconds", wait_seconds, 0.0, MAX_DELAY_SECONDS)
     deadline = time.monotonic() + wait_seconds
     pause = WAIT_STEP_SECONDS
     while True:
@@ -184,48 +195,6 @@ def enqueue_waiting(job: NewJob, wait_seconds: float) -> Enqueued:
                 raise
         time.sleep(min(pause, left))
         pause = min(pause * 2, 1.0)
-
-
-def _check_text(name: str, value: object, limit: int) -> None:
-    if not isinstance(value, str):
-        raise InvalidJob(f"{name} must be a string, not {type(value).__name__}")
-    if not 1 <= len(value) <= limit:
-        raise InvalidJob(f"{name} is {len(value)} characters long; it must have 1 to {limit}")
-    if "\x00" in value or not value.isascii() and _has_surrogate(value):
-        raise InvalidJob(f"{name} {value!r} contains a NUL or a lone surrogate; remove it")
-
-
-def _has_surrogate(value: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidJob(f"{name} must be a whole number, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidJob(f"{name} is {value}; it must be between {low} and {high}")
-    return int(value)
-
-
-def _seconds(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidJob(f"{name} must be a number of seconds, not {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidJob(f"{name} is {value}; it must be between {low:g} and {high:g} seconds")
-    return float(value)
-
-
-def _moment(value: object, max_defer_seconds: float) -> datetime:
-    if not isinstance(value, datetime):
-        raise InvalidJob(f"run_after must be a datetime, not {value!r}")
-    if value.utcoffset() is None:
-        raise InvalidJob(f"run_after {value!r} has no time zone; use django.utils.timezone")
-    if (value - clock.now()).total_seconds() > max_defer_seconds:
-        raise InvalidJob(
-            f"run_after {value.isoformat()} is more than {max_defer_seconds:g} seconds ahead; "
-            'choose an earlier time or raise RELAY["MAX_DEFER_SECONDS"]'
-        )
-    return value
 
 
 def _admit(queue: str, limits: QueueLimits, wanted: int) -> None:
@@ -255,13 +224,9 @@ def _row(tx: Transaction, job: NewJob, limits: QueueLimits) -> tuple[State, tupl
         job.backoff.base_seconds,
         job.backoff.max_seconds,
         job.backoff.jitter,
-        _utc(tx, available_at) if deferred else tx.now_db,
+        tx.dialect.to_db(available_at) if deferred else tx.now_db,
         tx.now_db,
     )
-
-
-def _utc(tx: Transaction, moment: datetime) -> Any:
-    return tx.dialect.to_db(moment.astimezone(tx.now.tzinfo))
 
 
 _Holder = tuple[int, str, str, str, Any]
@@ -307,10 +272,7 @@ def _new_of_queue(
         elif key in firsts:
             first_index, first = firsts[key]
             if (first.task, first.payload) != (job.task, job.payload):
-                raise InvalidJob(
-                    f"two jobs of this batch have the idempotency key {key!r} in queue {queue!r} "
-                    "but another task or other arguments; use another key"
-                )
+                raise IdempotencyConflict(queue, key)
             twins[index] = first_index
         else:
             firsts[key] = (index, job)
@@ -325,8 +287,9 @@ INSERT_MANY = f"""
 """
 """Insert the rows of one JSON document; the ids come back ascending in the rows' order."""
 
-INSERT_BATCH = 2_000
-"""Rows in one statement: bounds the JSON text that is held beside the jobs."""
+INSERT_ROWS = 2_000
+INSERT_CHARS = 4_000_000
+"""Rows and characters of payload in one statement: they bound the JSON text held in memory."""
 
 
 def _insert(
@@ -334,8 +297,7 @@ def _insert(
 ) -> None:
     source, position, fields = tx.dialect.json_rows(len(COLUMNS))
     statement = INSERT_MANY.format(source=source, position=position, fields=fields)
-    for start in range(0, len(fresh), INSERT_BATCH):
-        batch = fresh[start : start + INSERT_BATCH]
+    for batch in _batches(fresh):
         rows = [_row(tx, job, limits) for _, job, limits in batch]
         ids = tx.fetch(statement, [json.dumps([values for _, values in rows])])
         # Ids grow in the order of insertion, but RETURNING promises no order.
@@ -344,3 +306,21 @@ def _insert(
         ):
             tx.count(job.queue, state, 1)
             answers[index] = Enqueued(job_id, True, state, tx.now)
+
+
+_Fresh = tuple[int, NewJob, QueueLimits]
+
+
+def _batches(fresh: Sequence[_Fresh]) -> Iterator[list[_Fresh]]:
+    """Cut the jobs into batches of bounded rows and bounded text."""
+    batch: list[_Fresh] = []
+    chars = 0
+    for entry in fresh:
+        size = len(entry[1].payload)
+        if batch and (len(batch) >= INSERT_ROWS or chars + size > INSERT_CHARS):
+            yield batch
+            batch, chars = [], 0
+        batch.append(entry)
+        chars += size
+    if batch:
+        yield batch

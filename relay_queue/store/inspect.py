@@ -13,15 +13,13 @@ from relay_queue import conf
 from relay_queue.store.dialects import dialect_for
 
 READY_QUEUES = """
-    SELECT c.queue FROM relay_queue_queuecount c
-    LEFT JOIN relay_queue_queue q ON q.name = c.queue
-    WHERE c.state = 'ready' AND q.paused_at IS NULL
-    GROUP BY c.queue HAVING SUM(c.n) > 0
+    SELECT q.name FROM relay_queue_queue q WHERE q.paused_at IS NULL
+    AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
 """
-"""Which unpaused queues have ready jobs."""
+"""Which unpaused queues have ready jobs: one probe of the ready index each."""
 
-QUEUE_NAMES = "SELECT name FROM relay_queue_queue ORDER BY name"
-"""All queues."""
+QUEUE_NAMES = "SELECT name, max_running IS NOT NULL FROM relay_queue_queue ORDER BY name"
+"""All queues, and whether their running jobs are limited."""
 
 NEXT_DUE = """
     SELECT available_at FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
@@ -43,12 +41,12 @@ LIVE_WORKERS = """
 """
 """The workers that have not been seen to end, but for one."""
 
-UNFINISHED_LEFT = """
-    SELECT queue FROM relay_queue_queuecount
-    WHERE state IN ('scheduled', 'ready', 'running', 'retrying')
-    GROUP BY queue HAVING SUM(n) > 0
+BUSY_QUEUES = """
+    SELECT q.name FROM relay_queue_queue q WHERE q.paused_at IS NULL
+    AND (SELECT SUM(c.n) FROM relay_queue_queuecount c WHERE c.queue = q.name
+         AND c.state IN ('ready', 'running', 'retrying')) > 0
 """
-"""Which queues have unfinished jobs."""
+"""Which unpaused queues have jobs that are ready, running or between two attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,7 @@ class Look:
     """What a loop learns from one look: see `look`."""
 
     queues: list[str]
+    limited: set[str]
     ready: set[str]
     next_due_at: datetime | None
     next_expiry_at: datetime | None
@@ -73,8 +72,10 @@ class OtherWorker:
 
 def look() -> Look:
     """Read all queues, which have ready jobs, and when the next job is due and lease runs out."""
+    names = _fetch(QUEUE_NAMES)
     return Look(
-        queues=[row[0] for row in _fetch(QUEUE_NAMES)],
+        queues=[name for name, _ in names],
+        limited={name for name, is_limited in names if is_limited},
         ready=ready_queues(),
         next_due_at=_moment(_fetch(NEXT_DUE)),
         next_expiry_at=_moment(_fetch(NEXT_EXPIRY)),
@@ -86,9 +87,9 @@ def ready_queues() -> set[str]:
     return {row[0] for row in _fetch(READY_QUEUES)}
 
 
-def unfinished_queues() -> set[str]:
-    """Return the queues that have jobs which are not finished."""
-    return {row[0] for row in _fetch(UNFINISHED_LEFT)}
+def busy_queues() -> set[str]:
+    """Return the unpaused queues with jobs that are ready, running or between two attempts."""
+    return {row[0] for row in _fetch(BUSY_QUEUES)}
 
 
 def open_leases(worker_id: int) -> set[int]:

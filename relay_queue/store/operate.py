@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from relay_queue.exceptions import InvalidJob, JobNotFound, QueueFull
-from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY, rank
+from relay_queue.exceptions import JobNotFound, QueueFull
+from relay_queue.ranking import (
+    MAX_AGING_SECONDS,
+    MAX_PRIORITY,
+    MIN_AGING_SECONDS,
+    MIN_PRIORITY,
+    rank,
+)
 from relay_queue.states import CANCELLABLE, REQUEUEABLE, State, require
-from relay_queue.store.queues import check_known, queue_limits
+from relay_queue.store import bounds
+from relay_queue.store.queues import queue_limits, queue_name
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
 from relay_queue.store.transaction import Transaction, transaction
@@ -96,6 +103,9 @@ SET_RANK = """
 BATCH: Final = 1000
 """Rows that one transaction of ours touches at the most."""
 
+MAX_LIMIT: Final = 2**31 - 1
+"""The largest capacity or number of running jobs that the columns hold."""
+
 _Row = tuple[int, str, str, int, Any]
 
 
@@ -148,12 +158,7 @@ def run_now(tx: Transaction, job_ids: Sequence[int]) -> Changed:
 
 def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Changed:
     """Change the class of jobs that wait; their waiting time goes on counting."""
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise InvalidJob(f"priority must be a whole number, not {priority!r}")
-    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-        raise InvalidJob(
-            f"priority is {priority}; it must be between {MIN_PRIORITY} and {MAX_PRIORITY}"
-        )
+    priority = bounds.whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
     waiting = frozenset({State.SCHEDULED, State.READY, State.RETRYING})
     rows, changed = _select(tx, job_ids, waiting)
     for job_id, queue, _state, _priority, available_at in rows:
@@ -187,20 +192,21 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         steps = [Step(job, State.READY) for job in read_running(tx, [row[0] for row in ended])]
         for step in steps:
             step.attempt -= 1
+            step.losses = step.job.losses
         move(tx, steps)
     return changed
 
 
 def pause(tx: Transaction, queue: str) -> None:
     """Stop claims from a queue; what runs goes on. Enqueues are accepted."""
-    check_known(queue)
+    queue = queue_name(queue)
     queue_limits(tx, queue)
     tx.execute(PAUSE, [tx.now_db, tx.now_db, queue])
 
 
 def resume(tx: Transaction, queue: str) -> None:
     """Allow claims from a queue again."""
-    check_known(queue)
+    queue = queue_name(queue)
     queue_limits(tx, queue)
     tx.execute(RESUME, [tx.now_db, queue])
 
@@ -210,11 +216,9 @@ def set_limits(
 ) -> None:
     """Replace the limits of a queue; None is unbounded. Jobs already there stay."""
     for name, value in (("capacity", capacity), ("max_running", max_running)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InvalidJob(f"{name} must be a whole number or None, not {value!r}")
-        if value is not None and not 0 <= value <= 2**31 - 1:
-            raise InvalidJob(f"{name} is {value}; it must be between 0 and {2**31 - 1}, or None")
-    check_known(queue)
+        if value is not None:
+            bounds.whole(name, value, 0, MAX_LIMIT)
+    queue = queue_name(queue)
     queue_limits(tx, queue)
     tx.execute(SET_LIMITS, [capacity, max_running, tx.now_db, queue])
 
@@ -223,10 +227,13 @@ def rerank(queue: str, aging_seconds: float | None) -> int:
     """Change the aging of a queue and rewrite the ranks of its unfinished jobs; return how many.
 
     Works in transactions of its own, at most ``BATCH`` rows each. Jobs enqueued meanwhile already
-    have the new rank.
+    have the new rank. ``aging_seconds`` None is strict priority. Raises `InvalidJob`.
     """
+    queue = queue_name(queue)
+    if aging_seconds is not None:
+        low, high = MIN_AGING_SECONDS, MAX_AGING_SECONDS
+        aging_seconds = bounds.seconds("aging_seconds", aging_seconds, low, high)
     with transaction() as tx:
-        check_known(queue)
         queue_limits(tx, queue)
         tx.execute(SET_AGING, [aging_seconds, tx.now_db, queue])
     last, total = 0, 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from relay_queue import conf
 from relay_queue.conf import QueueOptions
-from relay_queue.exceptions import UnknownQueue
+from relay_queue.exceptions import InvalidJob, UnknownQueue
 from relay_queue.states import UNFINISHED
 from relay_queue.store.transaction import Transaction
 
@@ -42,23 +42,32 @@ class QueueLimits:
 
 
 def queue_limits(tx: Transaction, name: str) -> QueueLimits:
-    """Return the limits of a queue, creating its row on first use; see `check_known`."""
+    """Return the limits of a queue, creating its row on first use; see `queue_name`."""
     return _find(tx, name) or _create(tx, name)
 
 
-def check_known(name: str) -> None:
-    """Raise `UnknownQueue` if the settings list the queues and this is not one of them."""
+def ensure_queue(tx: Transaction, name: str) -> None:
+    """Create the row of a queue if there is none; see `queue_name`."""
+    queue_limits(tx, queue_name(name))
+
+
+def queue_name(name: object) -> str:
+    """Return a queue's name as a plain string.
+
+    Raises `InvalidJob` if no queue can have it, and `UnknownQueue` if the settings list the queues
+    and this is not one of them.
+    """
+    fault = conf.queue_name_fault(name)
+    if fault is not None:
+        raise InvalidJob(f"the queue name {name!r} {fault}")
+    plain = str.__str__(name)  # type: ignore[arg-type]
     known = conf.get().queues
-    if known is not None and name not in known:
+    if known is not None and plain not in known:
         raise UnknownQueue(
-            f"there is no queue {name!r}; RELAY['QUEUES'] lists {', '.join(sorted(known))}. "
+            f"there is no queue {plain!r}; RELAY['QUEUES'] lists {', '.join(sorted(known))}. "
             "Add it there, or use one of these."
         )
-
-
-def ensure_queue(tx: Transaction, name: str) -> None:
-    """Create the row of a queue if there is none; see `queue_limits`."""
-    queue_limits(tx, name)
+    return plain
 
 
 def _find(tx: Transaction, name: str) -> QueueLimits | None:
@@ -66,11 +75,13 @@ def _find(tx: Transaction, name: str) -> QueueLimits | None:
     if not rows:
         return None
     capacity, max_running, aging_seconds, paused, unfinished = rows[0]
-    return QueueLimits(capacity, max_running, aging_seconds, bool(paused), int(unfinished))
+    # What this very transaction has moved is not in the table yet.
+    pending = sum(tx.pending(name, state) for state in UNFINISHED)
+    return QueueLimits(capacity, max_running, aging_seconds, bool(paused), unfinished + pending)
 
 
 def _create(tx: Transaction, name: str) -> QueueLimits:
-    check_known(name)
+    name = queue_name(name)
     known = conf.get().queues
     options = QueueOptions() if known is None else known[name]
     tx.execute(

@@ -128,4 +128,3 @@ def _step(tx: Transaction, job: RunningJob, losses: int, outcome: Outcome) -> St
     if state is State.RETRYING:
         back_off(tx, step, LOSS_BACKOFF.delay_seconds(losses - 1))
     return step
-

@@ -228,7 +228,7 @@ def _alias() -> str:
     return conf.get().database
 
 
-def _rows(statement: str, *params: object) -> list[tuple[Any, ...]]:
+def _rows(statement: str, *params: Any) -> list[tuple[Any, ...]]:
     with connections[_alias()].cursor() as cursor:
         cursor.execute(statement, params)
-        return cursor.fetchall()
+        return list(cursor.fetchall())

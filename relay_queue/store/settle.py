@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from relay_queue.backoff import Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.ranking import rank
 from relay_queue.states import Outcome, State
+from relay_queue.store import bounds
 from relay_queue.store.queues import queue_limits
 from relay_queue.store.records import Settled, Settlement
 from relay_queue.store.transaction import Transaction
@@ -138,6 +139,9 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
     A refused settlement changes nothing but the record of the refusal on its lease. An ack that is
     told twice is answered as the success that it was.
     """
+    for told in settlements:
+        if told.delay_seconds is not None:
+            bounds.seconds("delay_seconds", told.delay_seconds, 0.0, MAX_DELAY_SECONDS)
     if not settlements:
         return []
     # One word per lease and round: were two told at once, the guard could not say which it took.
@@ -287,6 +291,7 @@ def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
     if told.verb == "release":
         step = Step(job, State.READY)
         step.attempt -= 1
+        step.losses = job.losses  # handed back unrun: it says nothing of the job
         return step
     if told.verb == "snooze":
         step = Step(job, State.SCHEDULED)
@@ -321,4 +326,3 @@ def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
         tx.execute(RECORD_REFUSAL, [tx.now_db, told.verb, reason, told.lease_id, told.token])
         placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state, reason)
     return placed
-

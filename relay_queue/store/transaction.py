@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction as django_transaction
+from django.db import connections
+from django.db import transaction as django_transaction
 
 from relay_queue import conf
 from relay_queue.store.dialects import Dialect, dialect_for
@@ -38,7 +39,7 @@ class Transaction:
         self._cursor = connection.cursor()
         # Django's query log (DEBUG) formats statements itself and knows only its own placeholders.
         self._sql = str if connection.queries_logged else dialect.sql
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def execute(self, statement: str, params: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it touched."""
@@ -59,6 +60,10 @@ class Transaction:
         self._counts[queue, from_state] -= n
         self._counts[queue, to_state] += n
 
+    def pending(self, queue: str, state: str) -> int:
+        """Return how many jobs this transaction has added to a state and not yet written."""
+        return self._counts[queue, state]
+
     def flush(self) -> None:
         """Write the pending counter changes. In sorted order, so that no two writers deadlock."""
         changes = sorted((q, s, n) for (q, s), n in self._counts.items() if n)
@@ -74,9 +79,7 @@ class Transaction:
 
 
 @contextmanager
-def transaction(
-    *, wait_seconds: float | None = None, first: bool = False
-) -> Iterator[Transaction]:
+def transaction(*, wait_seconds: float | None = None, first: bool = False) -> Iterator[Transaction]:
     """Open a write transaction on the queue's database, or join the caller's.
 
     Joined, nothing is locked here and the caller's commit decides: an enqueue inside ``atomic()``

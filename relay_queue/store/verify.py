@@ -250,14 +250,14 @@ def _verify_counters(found: Verification) -> None:
 
 
 @contextmanager
-def _stream(statement: str, *params: object) -> Iterator[Iterable[Sequence[Any]]]:
+def _stream(statement: str, *params: Any) -> Iterator[Iterable[Sequence[Any]]]:
     """Give the rows of a statement one after the other; the snapshot ends with the block."""
     with connections[conf.get().database].chunked_cursor() as cursor:
         cursor.execute(statement, params)
         yield cursor
 
 
-def _rows(statement: str, *params: object) -> list[tuple[Any, ...]]:
+def _rows(statement: str, *params: Any) -> list[tuple[Any, ...]]:
     with connections[conf.get().database].cursor() as cursor:
         cursor.execute(statement, params)
-        return cursor.fetchall()
+        return list(cursor.fetchall())

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+
+Trouble = Literal["busy", "full", "unknown", "data"]
+"""What a database error means to whoever was in a transaction; see `Dialect.diagnose`."""
 
 
 class Dialect(ABC):
@@ -54,4 +57,18 @@ class Dialect(ABC):
     @abstractmethod
     def json_rows(self, width: int) -> tuple[str, str, str]:
         """Return how to read one JSON parameter, a list of rows of ``width`` values, as a table:
-        the source for FROM, its position for ORDER BY, and the list of its fields."""
+        the source for FROM, its position for ORDER BY, and the list of its fields.
+        """
+
+    @abstractmethod
+    def diagnose(self, error: Exception) -> Trouble:
+        """Say what a database error means.
+
+        ``busy``: nothing happened, try again. ``full``: nothing happened and there is no room.
+        ``data``: nothing happened, for a reason that lies in the values. ``unknown``: the
+        transaction may have committed or not; only a fresh look at the tables can tell.
+        """
+
+    @abstractmethod
+    def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
+        """Bound how long the connection itself waits for the write lock, from now on."""

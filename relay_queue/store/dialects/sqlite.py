@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from django.db import OperationalError, transaction
+from django.db import DatabaseError, OperationalError, transaction
 
 from relay_queue import clock
 from relay_queue.db.gate import GateTimeout, gate_of
-from relay_queue.store.dialects.base import Dialect
+from relay_queue.store.dialects.base import Dialect, Trouble
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -50,6 +51,10 @@ class SQLiteDialect(Dialect):
 
     def to_db(self, moment: datetime) -> str:
         """Return the text that Django's DateTimeField stores: naive UTC."""
+        if moment.tzinfo is not UTC:
+            if moment.utcoffset() is None:
+                raise ValueError(f"{moment!r} has no time zone")
+            moment = moment.astimezone(UTC)
         return str(moment.replace(tzinfo=None))
 
     def from_db(self, value: Any) -> datetime:
@@ -70,6 +75,36 @@ class SQLiteDialect(Dialect):
         """Read the rows with ``json_each``."""
         fields = ", ".join(f"json_extract(value, '$[{index}]')" for index in range(width))
         return "json_each(%s)", "key", fields
+
+    def diagnose(self, error: Exception) -> Trouble:
+        """Read SQLite's own result code, which Python keeps on the cause of Django's error."""
+        cause = error.__cause__
+        if isinstance(cause, GateTimeout):
+            return "busy"
+        code = getattr(cause, "sqlite_errorcode", None)
+        if code is None:
+            return "data" if isinstance(error, DatabaseError) else "unknown"
+        return _TROUBLES.get(code & 0xFF, "data")
+
+    def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
+        """Set SQLite's busy timeout."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+
+# The low byte is the primary result code. After an I/O error a commit may or may not be on disk;
+# a corrupt file or one that cannot be opened is no state to go on from either.
+_TROUBLES: dict[int, Trouble] = {
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "busy",
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_IOERR: "unknown",
+    sqlite3.SQLITE_CORRUPT: "unknown",
+    sqlite3.SQLITE_NOTADB: "unknown",
+    sqlite3.SQLITE_CANTOPEN: "unknown",
+    sqlite3.SQLITE_READONLY: "unknown",
+    sqlite3.SQLITE_NOMEM: "unknown",
+}
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,93 @@
+"""What values the tables accept: each check returns a plain value or raises `InvalidJob`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from relay_queue import clock
+from relay_queue.exceptions import InvalidJob
+
+
+def text(name: str, value: object, limit: int) -> str:
+    """Return a string of 1 to ``limit`` characters that every database can store."""
+    if not isinstance(value, str):
+        raise InvalidJob(f"{name} must be a string, not {type(value).__name__}")
+    # A subclass may format as something else than what it stores, an Enum for one.
+    plain = str.__str__(value)
+    if not 1 <= len(plain) <= limit:
+        raise InvalidJob(f"{name} is {len(plain)} characters long; it must have 1 to {limit}")
+    if "\x00" in plain or not (plain.isascii() or _encodes(plain)):
+        raise InvalidJob(f"{name} {plain!r} contains a NUL or a lone surrogate; remove it")
+    return plain
+
+
+def whole(name: str, value: object, low: int, high: int) -> int:
+    """Return a whole number between two bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidJob(f"{name} must be a whole number, not {_show(value)}")
+    if not low <= value <= high:
+        raise InvalidJob(f"{name} is {_show(value)}; it must be between {low} and {high}")
+    return int(value)
+
+
+def seconds(name: str, value: object, low: float, high: float) -> float:
+    """Return a finite number of seconds between two bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidJob(f"{name} must be a number of seconds, not {_show(value)}")
+    # Compared before anything else: NaN fails here, and no huge integer is made a float.
+    if not low <= value <= high or not math.isfinite(value):
+        raise InvalidJob(
+            f"{name} is {_show(value)}; it must be between {low:g} and {high:g} seconds"
+        )
+    return float(value)
+
+
+def moment(name: str, value: object) -> datetime:
+    """Return an aware datetime in UTC."""
+    if not isinstance(value, datetime):
+        raise InvalidJob(f"{name} must be a datetime, not {_show(value)}")
+    if value.utcoffset() is None:
+        raise InvalidJob(f"{name} {value!r} has no time zone; use django.utils.timezone")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidJob(f"{name} {value!r} has no equivalent in UTC") from None
+
+
+def run_after(value: object, max_defer_seconds: float) -> datetime:
+    """Return the time of a deferred job, not too far ahead."""
+    due = moment("run_after", value)
+    if (due - clock.now()).total_seconds() > max_defer_seconds:
+        raise InvalidJob(
+            f"run_after {due.isoformat()} is more than {max_defer_seconds:g} seconds ahead; "
+            'choose an earlier time or raise RELAY["MAX_DEFER_SECONDS"]'
+        )
+    return due
+
+
+def call(args: Any, kwargs: Any) -> None:
+    """Check that these are positional and keyword arguments, not a string or a mapping by slip."""
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise InvalidJob(f"args must be a list or a tuple, not {type(args).__name__}")
+    if not isinstance(kwargs, Mapping):
+        raise InvalidJob(f"kwargs must be a dict, not {type(kwargs).__name__}")
+
+
+def _encodes(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _show(value: object) -> str:
+    """Return a short spelling of a value, which may be an integer too long to print."""
+    try:
+        shown = repr(value)
+    except ValueError:
+        return f"an integer of {int(value).bit_length()} bits"  # type: ignore[call-overload]
+    return shown if len(shown) <= 80 else f"{shown[:80]}…"

@@ -1,0 +1,372 @@
+"""The loop of a worker process: wait, look, tick, start. It alone talks to the queue's tables.
+
+Slots run functions; the loop owns the connection, the leases and the time limits. It never waits
+for the database longer than a slice, so limits and orders are kept while others hold the writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from django.db import DatabaseError, connections
+
+from relay_queue import clock, conf, store, wakeup
+from relay_queue.exceptions import TimedOut
+from relay_queue.states import State
+from relay_queue.store.dialects import dialect_for
+from relay_queue.store.records import Claim, Settlement
+from relay_queue.worker.context import TIMED_OUT, JobContext
+from relay_queue.worker.executor import Finished
+from relay_queue.worker.held import Leases
+from relay_queue.worker.identity import Identity, register
+from relay_queue.worker.maintenance import Maintenance
+from relay_queue.worker.options import READY, WorkerOptions
+from relay_queue.worker.pace import Pace
+from relay_queue.worker.siblings import DeadSiblings
+from relay_queue.worker.slots import Slots
+from relay_queue.worker.stats import Stats
+from relay_queue.worker.tick import SLICE_SECONDS, Done, Plan, tick
+from relay_queue.worker.timers import Timers
+from relay_queue.worker.waiting import Waiting, Woken
+from relay_queue.worker.watch import exit_if_gate_is_hogged
+
+logger = logging.getLogger("relay_queue.worker")
+
+EXIT_UNKNOWN = 70
+"""Exit code after an error that leaves the outcome of a commit unknown."""
+
+EXIT_STUCK = 71
+"""Exit code when every slot is held by a function that does not end."""
+
+STUCK_GRACE_SECONDS = 5.0
+"""How long all slots must be stuck before the process is given up."""
+
+LEAVE_SECONDS = 10.0
+"""How long a worker tries to write its last outcomes before it leaves them to recovery."""
+
+WAITING = frozenset({State.RETRYING, State.SCHEDULED})
+
+
+def run(options: WorkerOptions, control: int) -> int:
+    """Be a worker until told to stop; return the process's exit code.
+
+    ``control`` is a socket to the supervisor: orders come in, ``READY`` goes out, and its end means
+    that the supervisor is gone. Raises the database's error if the worker cannot register.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A signal to the whole group reaches the supervisor too, and it alone counts them. Not
+        # SIG_IGN: programs that task functions start would inherit that.
+        signal.signal(number, lambda *_: None)
+    connection = connections[conf.get().database]
+    connection.ensure_connection()
+    dialect_for(connection).limit_wait(connection, SLICE_SECONDS)
+    identity = register(options)
+    try:
+        return Loop(options, identity, control).run()
+    finally:
+        identity.retire()
+
+
+class Loop:
+    """One worker's life after registration. Touches the tables only through `tick` and `look`."""
+
+    def __init__(self, options: WorkerOptions, identity: Identity, control: int) -> None:
+        self.options = options
+        self.identity = identity
+        self.waiting = Waiting(control, identity.bell)
+        self.slots = Slots(options.concurrency, self.waiting.wake)
+        self.leases = Leases()
+        self.stats = Stats()
+        self.dead = DeadSiblings()
+        self.timers = Timers()
+        self.pace = Pace()
+        self.maintenance = Maintenance()
+        self.told: list[Settlement] = []
+        self.finished: list[Finished] = []
+        self.queues: list[str] = []
+        self.limited: set[str] = set()
+        self.wanted_since: float | None = None
+        self.one_by_one = False
+        self.stop_by: float | None = None
+        self.stuck_since: float | None = None
+        self.exit_code: int | None = None
+        self.claimed = 0
+
+    def run(self) -> int:
+        """Recover, say READY, serve until told to stop, hand back what is left."""
+        self._turn_until(lambda: not self.timers.recovering)
+        self.waiting.say(READY)
+        self._turn_until(self._over)
+        if self.exit_code == 0:
+            self._leave()
+        self.waiting.close()
+        return self.exit_code or 0
+
+    def _turn_until(self, over: Callable[[], bool]) -> None:
+        while self.exit_code is None and not over():
+            self._listen(self.waiting.wait(self._seconds_to_wait()))
+            self._keep_time_limits()
+            if self._has_work():
+                self._tick()
+            elif self.maintenance.due():
+                self.maintenance.step()
+
+    # -- waiting and listening
+
+    def _seconds_to_wait(self) -> float:
+        if self._wants_tick():
+            return self.timers.retry_in()
+        return self.timers.seconds_until(
+            self.leases.next_event(),
+            self.maintenance.next_at,
+            self.stop_by,
+            self.stuck_since and self.stuck_since + STUCK_GRACE_SECONDS,
+            dirty=self.stats.dirty,
+        )
+
+    def _listen(self, woken: Woken) -> None:
+        if woken.drain or woken.quit:
+            self._stop(at_once=woken.quit)
+        self.timers.overslept(woken.late_seconds)
+        if woken.rung or woken.look or self.timers.look_due():
+            self._look()
+        if woken.look or self.timers.probe_due():
+            self.timers.probed()
+            self.dead.find(self.identity.database_path, self.identity.worker_id)
+
+    def _look(self) -> None:
+        """One read without the gate: is there work for us, and are our leases still ours?"""
+        found = store.inspect.look()
+        self.timers.looked(found.next_due_at, found.next_expiry_at, clock.now())
+        self.queues, self.limited = self._own(found.queues), found.limited
+        if not found.ready.isdisjoint(self.queues):
+            self.pace.more = True
+        if self.leases:
+            for lease_id in self.leases.ids() - store.inspect.open_leases(self.identity.worker_id):
+                self._lose(lease_id, "the job was cancelled, or another ended its lease")
+
+    def _own(self, queues: Iterable[str]) -> list[str]:
+        """Return the queues that this worker serves, in the order that it was given."""
+        if self.options.queues is not None:
+            return list(self.options.queues)
+        return [name for name in queues if name not in self.options.exclude_queues]
+
+    # -- the tick
+
+    def _has_work(self) -> bool:
+        return self._wants_tick() and self.timers.retry_in() == 0
+
+    def _wants_tick(self) -> bool:
+        return bool(
+            self.slots.has_finished
+            or self.finished
+            or self.told
+            or self.timers.due
+            or self.timers.recovering
+            or self.dead.probes
+            or self._places() > 0
+            or self.timers.write_due(self.stats.dirty)
+            or self.leases.to_renew(time.monotonic())
+        )
+
+    def _places(self) -> int:
+        """How many jobs may be claimed now."""
+        if self.stop_by is not None or not self.timers.may_claim():
+            return 0
+        free = self.slots.free
+        if self.options.max_jobs is not None:
+            free = min(free, self.options.max_jobs - self.claimed)
+        return self.pace.ask(free)
+
+    def _plan(self, now: float, waited_seconds: float) -> Plan:
+        backend = self.options.backend
+        return Plan(
+            worker_id=self.identity.worker_id,
+            settlements=self._settlements,
+            places=self._places,
+            queues=self.pace.ring(self.queues),
+            backends=None if backend is None else [backend],
+            lease_seconds=self.options.lease_seconds,
+            suspects=max(0, 1 - self.leases.suspects()),
+            renew=self.leases.to_renew(now),
+            recover_expired=self.timers.may_recover(waited_seconds),
+            dead=self.dead,
+            stats=self.stats if self.timers.write_due(self.stats.dirty) else None,
+            one_by_one=self.one_by_one,
+        )
+
+    def _settlements(self) -> Sequence[Settlement]:
+        """Collect what is to be settled; kept until a commit, whatever happens to this tick."""
+        self.finished += self.slots.take_finished()
+        # A function that stopped at its time limit has said so itself; our own word would make
+        # its return look late.
+        polite = {f.settlement.lease_id for f in self.finished if f.settlement.timed_out}
+        self.told = [told for told in self.told if told.lease_id not in polite]
+        return self.told + [f.settlement for f in self.finished if f.settled is None]
+
+    def _tick(self) -> None:
+        began = time.monotonic()
+        self.wanted_since = self.wanted_since or began
+        plan = self._plan(began, began - self.wanted_since)
+        try:
+            done = tick(plan)
+        except DatabaseError as error:
+            self._failed(error)
+            return
+        self.wanted_since, self.one_by_one = None, False
+        self._apply(plan, done, began)
+
+    def _failed(self, error: DatabaseError) -> None:
+        """Nothing was committed, or nobody knows: keep every outcome, and act by the cause."""
+        trouble = dialect_for(connections[conf.get().database]).diagnose(error)
+        if trouble == "busy":
+            return
+        if trouble == "full":
+            logger.error("No room for the database: %s. Claims stop; outcomes are kept.", error)
+            self.timers.hold_claims(1.0)
+        elif trouble == "data" and not self.one_by_one:
+            logger.warning("An outcome could not be stored: %s. Settling one by one.", error)
+            self.one_by_one = True
+        else:
+            logger.critical("A commit failed and its outcome is unknown: %s. Exiting.", error)
+            self.exit_code = EXIT_UNKNOWN
+
+    def _apply(self, plan: Plan, done: Done, began: float) -> None:
+        """Persist before apply: only what has been committed changes what we believe and run."""
+        self._apply_answers(done)
+        self.leases.renewed(done.renewed, began)
+        for lease_id in done.lost:
+            self._lose(lease_id, "the lease had ended when it was to be renewed")
+        if plan.dead.probes:
+            plan.dead.bury(done.buried)
+        if plan.stats is not None:
+            self.stats.written(done.now)
+            self.timers.written()
+        self.timers.ticked()
+        self.stats.recovered(done.recovered, done.now)
+        self.stats.claimed(done.claims, done.now)
+        self.pace.learn(done.asked, done.claims)
+        if done.recovered or done.promoted:
+            self._share_work()
+        self._start(done.claims, began)
+
+    def _apply_answers(self, done: Done) -> None:
+        by_slot = {f.settlement.lease_id: f for f in self.finished}
+        already = [f.settled for f in self.finished if f.settled is not None]
+        self.told, self.finished = [], []
+        waits = room = False
+        for answer in done.answers + already:
+            held = self.leases.drop(answer.lease_id)
+            finished = by_slot.get(answer.lease_id)
+            self.stats.settled(answer, finished and finished.run_seconds, done.now)
+            if not answer.accepted:
+                logger.warning("Lease %s was refused: %s.", answer.lease_id, answer.reason)
+            waits = waits or answer.state in WAITING
+            room = room or answer.queue in self.limited
+            # With this suspect gone another may be claimed.
+            self.pace.more = self.pace.more or (held is not None and held.claim.suspect)
+        if waits:
+            self.timers.look_soon()
+        if room:
+            self._share_work()
+
+    def _share_work(self) -> None:
+        """There may be jobs, or room for them, that nobody has been told of."""
+        self.pace.more = True
+        if self.identity.database_path is not None:
+            wakeup.ring(self.identity.database_path)
+
+    def _start(self, claims: Sequence[Claim], began: float) -> None:
+        for claim in claims:
+            context = JobContext.of(claim, self.identity.incarnation)
+            self.leases.grant(claim, context, began)
+            self.slots.start(claim, context)
+        self.claimed += len(claims)
+
+    # -- time limits
+
+    def _keep_time_limits(self) -> None:
+        now = time.monotonic()
+        for held in self.leases.overdue(now):
+            self.told.append(_timed_out(held.claim))
+            self._lose(held.claim.lease_id, TIMED_OUT)
+        for held in self.leases.gone(now):
+            self._lose(held.claim.lease_id, "the lease ran out before it could be renewed")
+        exit_if_gate_is_hogged(self.slots.stuck > 0)
+
+    def _lose(self, lease_id: int, reason: str) -> None:
+        """Our word on this lease counts no more; its slot is taken until the function returns."""
+        held = self.leases.drop(lease_id)
+        if held is not None:
+            held.context.cancel(reason)
+            self.slots.mark_stuck(lease_id)
+
+    # -- the end
+
+    def _stop(self, *, at_once: bool) -> None:
+        now = time.monotonic()
+        if at_once:
+            self.stop_by = now
+        elif self.stop_by is None:
+            self.stop_by = now + self.options.shutdown_timeout_seconds
+
+    def _over(self) -> bool:
+        """Decide whether the life of this worker is over; sets the exit code."""
+        idle = not (self.slots.running or self.slots.has_finished or self.finished or self.told)
+        if self.stop_by is not None:
+            if idle or time.monotonic() >= self.stop_by:
+                self.exit_code = 0
+        elif self._is_stuck():
+            logger.error("Every slot is held by a function that does not end. Exiting.")
+            self.exit_code = EXIT_STUCK
+        elif idle and self._nothing_left():
+            self.exit_code = 0
+        return self.exit_code is not None
+
+    def _is_stuck(self) -> bool:
+        """Whether no slot has been usable for a while: functions get time to notice the end."""
+        if self.slots.stuck < self.options.concurrency or self.told:
+            self.stuck_since = None
+            return False
+        now = time.monotonic()
+        self.stuck_since = self.stuck_since or now
+        return now - self.stuck_since >= STUCK_GRACE_SECONDS
+
+    def _nothing_left(self) -> bool:
+        if self.options.max_jobs is not None and self.claimed >= self.options.max_jobs:
+            return True
+        if not self.options.drain or self.pace.more or self.timers.due:
+            return False
+        return store.inspect.busy_queues().isdisjoint(self._own(self.queues))
+
+    def _leave(self) -> None:
+        """Hand back what is unfinished, uncharged, and mark the row as stopped."""
+        self.stop_by = self.stop_by or time.monotonic()
+        for held in self.leases:
+            self.told.append(Settlement("release", held.claim.lease_id, held.claim.token))
+            held.context.cancel("the worker is stopping")
+        give_up = time.monotonic() + LEAVE_SECONDS
+        while (self.told or self.finished) and time.monotonic() < give_up:
+            self._tick()
+        try:
+            with store.transaction() as tx:
+                store.stop_workers(tx, [self.identity.worker_id], "stopped")
+        except DatabaseError as error:
+            logger.warning("Could not mark the worker as stopped: %s", error)
+        self._share_work()
+        self.dead.close()
+        self.slots.close()
+
+
+def _timed_out(claim: Claim) -> Settlement:
+    return Settlement(
+        "nack",
+        claim.lease_id,
+        claim.token,
+        error=f"{TimedOut.__module__}.{TimedOut.__qualname__}",
+        message=f"TimedOut: the attempt ran past its timeout of {claim.timeout_seconds:g} s",
+        timed_out=True,
+    )

@@ -1,0 +1,84 @@
+"""Periodic housekeeping: delete what the retention settings no longer keep."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+from django.db import DatabaseError
+
+from relay_queue import conf, store
+from relay_queue.states import State
+
+logger = logging.getLogger("relay_queue.worker")
+
+INTERVAL_SECONDS = 60.0
+BITE_ROWS = 1000
+"""Rows deleted in one transaction: the writer is free for others in between."""
+
+BREATH_SECONDS = 0.2
+"""Pause between two bites."""
+
+
+class Maintenance:
+    """Prunes a bite at a time between ticks. Workers start apart, so that one prunes for all."""
+
+    def __init__(self) -> None:
+        # Random, not soon: workers that start together must not all prune together.
+        self.next_at = time.monotonic() + random.uniform(0.5, 1.5) * INTERVAL_SECONDS
+        self._chores: Iterator[Callable[[store.Transaction], int]] = iter(())
+        self._chore: Callable[[store.Transaction], int] | None = None
+
+    def due(self) -> bool:
+        """Whether the next bite may be taken."""
+        return time.monotonic() >= self.next_at
+
+    def step(self) -> None:
+        """Take one bite; a database that is busy or full is left alone until the next time."""
+        if self._chore is None:
+            self._chore = next(self._chores, None)
+        if self._chore is None:
+            self._chores = _chores()
+            self._chore = next(self._chores)
+        try:
+            with store.transaction() as tx:
+                deleted = self._chore(tx)
+        except DatabaseError as error:
+            logger.warning("Could not prune: %s", error)
+            self._rest()
+            return
+        if deleted >= BITE_ROWS:
+            self.next_at = time.monotonic() + BREATH_SECONDS
+            return
+        self._chore = next(self._chores, None)
+        self.next_at = time.monotonic() + BREATH_SECONDS
+        if self._chore is None:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._chore, self._chores = None, iter(())
+        self.next_at = time.monotonic() + random.uniform(0.75, 1.25) * INTERVAL_SECONDS
+
+
+def _chores() -> Iterator[Callable[[store.Transaction], int]]:
+    """Yield what must be pruned, each as a function that takes one bite."""
+    settings = conf.get()
+    kept = {
+        State.SUCCEEDED: settings.retain_succeeded_seconds,
+        State.CANCELLED: settings.retain_cancelled_seconds,
+        State.DEAD: settings.retain_dead_seconds,
+    }
+    for state, seconds in kept.items():
+        if seconds is not None:
+            yield _prune_jobs(state, timedelta(seconds=seconds))
+    minutes = timedelta(seconds=settings.retain_minutes_seconds)
+    yield lambda tx: store.prune_minutes(tx, tx.now - minutes, BITE_ROWS)
+    workers = timedelta(seconds=settings.retain_workers_seconds)
+    yield lambda tx: store.prune_workers(tx, tx.now - workers, BITE_ROWS)
+
+
+def _prune_jobs(state: State, kept: timedelta) -> Callable[[store.Transaction], int]:
+    return lambda tx: store.prune(tx, state, tx.now - kept, BITE_ROWS)

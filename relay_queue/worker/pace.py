@@ -1,0 +1,40 @@
+"""How much to claim, and from which queue first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relay_queue.store.records import Claim
+
+
+class Pace:
+    """Begin with one job, double while the queues fill the claim, fall back to one when they do not.
+
+    A light load is then spread over the workers instead of being hoarded by the first to wake; a
+    heavy one is taken in batches. ``more`` says that another claim may find something.
+    """
+
+    def __init__(self) -> None:
+        self.more = False
+        self._size = 1
+        self._last_queue: str | None = None
+
+    def ask(self, places: int) -> int:
+        """Return how many jobs to claim when there is room for ``places``."""
+        return min(places, self._size) if self.more else 0
+
+    def ring(self, queues: Sequence[str]) -> list[str]:
+        """Return the queues beginning after the one that was dealt to last."""
+        if self._last_queue not in queues:
+            return list(queues)
+        start = list(queues).index(self._last_queue) + 1
+        return [*queues[start:], *queues[:start]]
+
+    def learn(self, asked: int, claims: Sequence[Claim]) -> None:
+        """Take in how many jobs a claim asked for and got."""
+        if asked < 1:
+            return
+        if claims:
+            self._last_queue = claims[-1].queue
+        self.more = len(claims) >= asked
+        self._size = min(self._size * 2, 1 << 16) if self.more else 1

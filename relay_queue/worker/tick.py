@@ -1,0 +1,138 @@
+"""The tick: one transaction in which a worker does all its work with the tables.
+
+settle → renew → recover → promote → claim → roll up → COMMIT, and only then does anything start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from django.db import DatabaseError
+
+from relay_queue import store
+from relay_queue.exceptions import Unstorable
+from relay_queue.store.records import Claim, Recovered, Settled, Settlement
+from relay_queue.worker.held import Held
+from relay_queue.worker.siblings import DeadSiblings
+from relay_queue.worker.stats import Stats
+
+SLICE_SECONDS = 0.25
+"""The longest that a tick waits for the writer before the loop looks after its time limits."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one tick is to do.
+
+    ``settlements`` is asked again once the writer is won: what finished while the tick waited goes
+    along in the same commit. ``claim`` gives, at that moment, how many places are free.
+    """
+
+    worker_id: int
+    settlements: Callable[[], Sequence[Settlement]]
+    places: Callable[[], int]
+    queues: Sequence[str] = ()
+    backends: Sequence[str] | None = None
+    lease_seconds: float | None = None
+    suspects: int = 1
+    renew: Sequence[Held] = ()
+    recover_expired: bool = True
+    dead: DeadSiblings = field(default_factory=DeadSiblings)
+    stats: Stats | None = None
+    one_by_one: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """What one tick has committed."""
+
+    now: datetime
+    waited_seconds: float
+    settlements: Sequence[Settlement] = ()
+    answers: list[Settled] = field(default_factory=list)
+    renewed: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    recovered: list[Recovered] = field(default_factory=list)
+    buried: int = 0
+    promoted: int = 0
+    asked: int = 0
+    claims: list[Claim] = field(default_factory=list)
+
+
+def tick(plan: Plan) -> Done:
+    """Do what is planned, in one transaction. Raises the database's error; then nothing is done."""
+    with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
+        done = Done(tx.now, tx.waited_seconds)
+        done.settlements = plan.settlements()
+        settle = _settle_one_by_one if plan.one_by_one else store.settle
+        done.answers = settle(tx, done.settlements)
+        _renew(tx, plan, done)
+        _recover(tx, plan, done)
+        done.promoted = sum(store.promote(tx).values())
+        if not plan.one_by_one:
+            _claim(tx, plan, done)
+        if plan.stats is not None:
+            store.roll_up(tx, plan.worker_id, plan.stats.minutes)
+            store.heartbeat(tx, plan.worker_id, plan.stats.totals)
+    return done
+
+
+def _renew(tx: store.Transaction, plan: Plan, done: Done) -> None:
+    """Extend what is near half of its life and has not been settled a moment ago."""
+    settled = {told.lease_id for told in done.settlements}
+    asked = {h.claim.lease_id: h.claim for h in plan.renew if h.claim.lease_id not in settled}
+    done.renewed = store.renew(
+        tx, [(lease_id, c.token, c.lease_seconds) for lease_id, c in asked.items()]
+    )
+    done.lost = set(asked) - done.renewed
+
+
+def _recover(tx: store.Transaction, plan: Plan, done: Done) -> None:
+    if plan.dead.probes:
+        done.recovered = plan.dead.recover(tx)
+        done.buried = len(done.recovered)
+    if plan.recover_expired:
+        done.recovered += store.recover_expired(tx)
+
+
+def _claim(tx: store.Transaction, plan: Plan, done: Done) -> None:
+    done.asked = plan.places()
+    if done.asked > 0:
+        done.claims = store.claim(
+            tx,
+            worker_id=plan.worker_id,
+            queues=plan.queues,
+            limit=done.asked,
+            suspects=plan.suspects,
+            lease_seconds=plan.lease_seconds,
+            backends=plan.backends,
+        )
+
+
+def _settle_one_by_one(_tx: store.Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
+    """Settle each in a savepoint of its own: one that cannot be stored becomes a failed attempt."""
+    answers = []
+    for told in settlements:
+        try:
+            answers += _settle_alone(told)
+        except DatabaseError as error:
+            answers += _settle_alone(_unstorable(told, error))
+    return answers
+
+
+def _settle_alone(told: Settlement) -> list[Settled]:
+    # A transaction inside the tick's is a savepoint with counters of its own.
+    with store.transaction() as tx:
+        return store.settle(tx, [told])
+
+
+def _unstorable(told: Settlement, error: Exception) -> Settlement:
+    return Settlement(
+        "nack",
+        told.lease_id,
+        told.token,
+        error=f"{Unstorable.__module__}.{Unstorable.__qualname__}",
+        message=f"Unstorable: the outcome could not be written ({type(error).__name__})",
+    )

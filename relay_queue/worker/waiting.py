@@ -1,0 +1,88 @@
+"""How a loop sleeps: until a slot finishes, a bell rings, the supervisor speaks, or time passes."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from relay_queue.wakeup import Doorbell
+from relay_queue.worker.options import DRAIN, LOOK, QUIT
+
+
+@dataclass(slots=True)
+class Woken:
+    """Why a sleep ended. ``late_seconds`` is how much longer it lasted than was asked for."""
+
+    rung: bool = False
+    look: bool = False
+    drain: bool = False
+    quit: bool = False
+    late_seconds: float = 0.0
+
+
+class Waiting:
+    """The file descriptors that wake a loop."""
+
+    def __init__(self, control: int, bell: Doorbell | None) -> None:
+        self._control = socket.socket(fileno=os.dup(control))
+        self._control.setblocking(False)
+        self._bell = bell
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        if bell is not None:
+            self._selector.register(bell, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """End the sleep; called by slots, from any thread."""
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._wake_writer, b"!")
+
+    def say(self, word: bytes) -> None:
+        """Tell the supervisor something; if it is gone, the next sleep finds out."""
+        with suppress(OSError):
+            self._control.send(word)
+
+    def wait(self, seconds: float) -> Woken:
+        """Sleep for at most ``seconds`` and return what ended the sleep."""
+        began = time.monotonic()
+        woken = Woken()
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._control:
+                self._listen(woken)
+            elif key.fileobj is self._bell:
+                woken.rung = self._bell.clear() > 0
+            else:
+                with suppress(BlockingIOError):
+                    os.read(self._wake_reader, 4096)
+        woken.late_seconds = time.monotonic() - began - seconds
+        return woken
+
+    def close(self) -> None:
+        """Close everything but the bell, which belongs to the worker's identity."""
+        self._selector.close()
+        self._control.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def _listen(self, woken: Woken) -> None:
+        try:
+            orders = self._control.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            orders = b""
+        if not orders:
+            # The supervisor is gone. Without unregistering, every sleep would end at once.
+            self._selector.unregister(self._control)
+            woken.drain = True
+        woken.drain = woken.drain or DRAIN in orders
+        woken.quit = woken.quit or QUIT in orders
+        woken.look = woken.look or LOOK in orders
