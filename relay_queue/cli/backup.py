@@ -1,0 +1,107 @@
+"""``relay backup``: copy the database while it is in use."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import stat
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from relay_queue import conf
+from relay_queue.cli.base import Output, add_json
+from relay_queue.wakeup import database_path
+
+HELP = (
+    "Copy the SQLite database to a new file while it is in use, check the copy, and only then give "
+    "it its name. Never overwrites."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_json(parser)
+    parser.add_argument("destination", metavar="DEST", type=Path, help="The file to make.")
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Back up to a hidden file beside the destination, check it, and rename it."""
+    destination: Path = options.destination.absolute()
+    alias = conf.get().database
+    source = database_path(alias)
+    if source is None:
+        raise CommandError(
+            f"the database {alias!r} has no file of its own to copy. For a database server use its "
+            "own tool, pg_dump for PostgreSQL."
+        )
+    if destination.exists():
+        raise CommandError(f"{destination} exists. Name a file that does not; none is overwritten.")
+    try:
+        jobs = _back_up(alias, source, destination)
+    except (OSError, sqlite3.Error) as error:
+        raise CommandError(f"the backup failed and left nothing behind: {error}") from error
+    size = destination.stat().st_size
+    out.data({"path": str(destination), "size_bytes": size, "jobs": jobs})
+    out.line(f"{destination}: {size:,} bytes, {jobs:,} jobs, integrity checked", "good")
+    return 0
+
+
+def _back_up(alias: str, source: str, destination: Path) -> int:
+    """Copy, check and name the file; return how many jobs it holds."""
+    handle, name = tempfile.mkstemp(prefix=f".{destination.name}.", dir=destination.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        jobs = _copy(alias, partial)
+        # Only stat: opening and closing the database's own file would drop SQLite's locks on it.
+        partial.chmod(stat.S_IMODE(os.stat(source).st_mode))
+        _name(partial, destination)
+    finally:
+        for leftover in (partial, *(Path(f"{name}{suffix}") for suffix in ("-wal", "-shm"))):
+            leftover.unlink(missing_ok=True)
+    return jobs
+
+
+def _copy(alias: str, target: Path) -> int:
+    """Copy in one step, which is one snapshot: writers go on, and the copy is of one moment."""
+    connection = connections[alias]
+    connection.ensure_connection()
+    with closing(sqlite3.connect(target)) as copy:
+        connection.connection.backup(copy)
+        # One file, that needs no log beside it to be complete.
+        copy.execute("PRAGMA journal_mode = DELETE")
+        ((verdict,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(
+                f"the copy is damaged: {verdict}. So is the original: run relay verify."
+            )
+        return int(copy.execute("SELECT count(*) FROM relay_queue_job").fetchone()[0])
+
+
+def _name(partial: Path, destination: Path) -> None:
+    """Give the finished file its name, unless somebody has made a file of that name meanwhile."""
+    try:
+        os.link(partial, destination)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links: a rename cannot refuse, so look once more.
+        if destination.exists():
+            raise FileExistsError(f"{destination} exists") from None
+        partial.rename(destination)
+    _sync(destination.parent)
+
+
+def _sync(directory: Path) -> None:
+    """See that the name survives a power failure, where directories can be synced."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

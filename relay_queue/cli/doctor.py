@@ -1,0 +1,284 @@
+"""``relay doctor``: versions, settings, workers and surroundings, and what is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from time import time
+from typing import Any, Final, Literal
+
+import django
+from django.core import checks
+from django.db import DatabaseError, connections
+from django.db.migrations.executor import MigrationExecutor
+
+import relay_queue
+from relay_queue import clock, compat, conf
+from relay_queue.checks import TAG
+from relay_queue.cli import durations
+from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.output import Style
+from relay_queue.db.gate import gate_of
+from relay_queue.models import Worker
+from relay_queue.store import report
+from relay_queue.wakeup import database_path
+from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
+
+HELP = (
+    "Show versions, the engine and its pragmas, the log, the writer gate, the workers, the clock, "
+    "migrations, disk space and the system checks; each ok, warn or fail with the way out. Exits "
+    "with 1 if anything fails."
+)
+
+Level = Literal["ok", "warn", "fail"]
+
+RELAY_ENGINE: Final = "relay_queue.db.sqlite3"
+LARGE_LOG_BYTES: Final = 256 * 1024 * 1024
+LOW_DISK_BYTES: Final = 1024**3
+NO_DISK_BYTES: Final = 64 * 1024 * 1024
+SHORT_TIMEOUT_MS: Final = 1_000
+# Workers beat every few seconds; a clock that differs by less than this harms nothing.
+CLOCK_SLACK_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 120.0
+STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor: what was looked at, how it is, and the way out if it is not well."""
+
+    name: str
+    level: Level
+    text: str
+    hint: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Examine everything that can be; exit with 1 if anything fails."""
+    found = list(_versions()) + list(_system_checks())
+    if not any(finding.level == "fail" for finding in found):
+        # With settings that make no sense the rest could only report the same in other words.
+        for examine in _EXAMINATIONS:
+            found += _attempt(examine)
+    out.data({"ok": _worst(found) != "fail", "findings": [asdict(finding) for finding in found]})
+    width = max(len(finding.name) for finding in found)
+    for finding in found:
+        line = f"{finding.level:<4}  {finding.name:<{width}}  {finding.text}"
+        out.line(line, STYLES[finding.level])
+        if finding.hint:
+            out.line(f"{'':<4}  {'':<{width}}  → {finding.hint}", "dim")
+    return 1 if _worst(found) == "fail" else 0
+
+
+def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Run one examination; that it cannot be done is a finding too."""
+    try:
+        return list(examine())
+    except (DatabaseError, OSError) as error:
+        name = examine.__name__.strip("_")
+        hint = "Run manage.py migrate if tables are missing, else relay verify."
+        return [Finding(name, "fail", str(error), hint)]
+
+
+def _worst(found: list[Finding]) -> Level:
+    levels = {finding.level for finding in found}
+    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("relay", "ok", relay_queue.__version__)
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()}")
+    yield Finding("django", "ok", django.get_version())
+    yield Finding("tasks framework", "ok", _tasks_framework())
+    yield Finding("sqlite", "ok", sqlite3.sqlite_version)
+
+
+def _tasks_framework() -> str:
+    package = compat.BaseTaskBackend.__module__.partition(".")[0]
+    try:
+        return f"{package} {version(package.replace('_', '-'))}"
+    except PackageNotFoundError:
+        return package
+
+
+def _system_checks() -> Iterator[Finding]:
+    messages = checks.run_checks(tags=[TAG])
+    for message in messages:
+        level: Level = "ok"
+        if message.level >= checks.ERROR:
+            level = "fail"
+        elif message.level >= checks.WARNING:
+            level = "warn"
+        yield Finding(f"check {message.id}", level, str(message.msg), message.hint or "")
+    if not messages:
+        yield Finding("system checks", "ok", "nothing to say")
+
+
+def _engine() -> Iterator[Finding]:
+    connection = connections[conf.get().database]
+    engine = connection.settings_dict["ENGINE"]
+    shown = f"{engine}, alias {connection.alias}"
+    if database_path(connection.alias) is None or engine == RELAY_ENGINE:
+        yield Finding("engine", "ok", shown)
+    else:
+        yield Finding("engine", "warn", shown, f'Use ENGINE "{RELAY_ENGINE}": writers take turns.')
+
+
+def _pragmas() -> Iterator[Finding]:
+    alias = conf.get().database
+    if database_path(alias) is None:
+        return
+    names = ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
+    with connections[alias].cursor() as cursor:
+        values: dict[str, Any] = {}
+        for name in names:
+            cursor.execute(f"PRAGMA {name}")
+            values[name] = cursor.fetchone()[0]
+    sound = {
+        "journal_mode": (
+            values["journal_mode"] == "wal",
+            "Without a write-ahead log readers and writers block each other. Set it to WAL.",
+        ),
+        "synchronous": (
+            values["synchronous"] >= 2,
+            "Committed jobs may be lost when the power fails. Set it to FULL (2).",
+        ),
+        "busy_timeout": (
+            values["busy_timeout"] >= SHORT_TIMEOUT_MS,
+            "Writers give up quickly. Set timeout in OPTIONS to 20 seconds.",
+        ),
+        "foreign_keys": (values["foreign_keys"] == 1, "Set PRAGMA foreign_keys=ON."),
+    }
+    for name, (well, hint) in sound.items():
+        yield Finding(
+            f"pragma {name}", "ok" if well else "warn", str(values[name]), "" if well else hint
+        )
+
+
+def _log() -> Iterator[Finding]:
+    path = database_path(conf.get().database)
+    if path is None:
+        return
+    try:
+        size = os.stat(os.path.realpath(path) + "-wal").st_size
+    except FileNotFoundError:
+        size = 0
+    hint = "Some reader holds an old snapshot, so the log cannot be reused. Look for long queries."
+    large = size > LARGE_LOG_BYTES
+    yield Finding("log", "warn" if large else "ok", _megabytes(size), hint if large else "")
+
+
+def _gate() -> Iterator[Finding]:
+    gate = gate_of(connections[conf.get().database])
+    if gate is None:
+        return
+    holder = gate.holder()
+    if holder is None:
+        yield Finding("gate", "ok", "free")
+        return
+    limit = conf.get().gate_hold_seconds
+    late = time() - holder.since > limit
+    hint = f"Everybody else waits. See what that process does; {limit:g} s is the limit for jobs."
+    yield Finding("gate", "warn" if late else "ok", f"held by {holder}", hint if late else "")
+
+
+def _workers() -> Iterator[Finding]:
+    path = database_path(conf.get().database)
+    live = [w for w in report.workers(clock.now()) if w.row.stopped_at is None]
+    if not live:
+        yield Finding("workers", "warn", "none is registered", "Start manage.py runworker.")
+    for worker in live:
+        verdict = Liveness.UNKNOWN if path is None else _probe(path, worker.row)
+        age = worker.heartbeat_age_seconds
+        text = f"{worker.row}: {verdict.value}, heartbeat {durations.show(age)} ago"
+        yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
+
+
+def _probe(path: str, worker: Worker) -> Liveness:
+    identity = NO_LOCK
+    if worker.lock_device is not None and worker.lock_inode is not None:
+        identity = LockIdentity(worker.lock_device, worker.lock_inode)
+    # Closed at once: an open probe of a dead worker would keep others from recovering it.
+    with probe(path, worker.incarnation, identity) as found:
+        return found.verdict
+
+
+def _judge_worker(verdict: Liveness, age: float, text: str) -> tuple[Level, str, str]:
+    if verdict is Liveness.DEAD:
+        return "warn", text, "Other workers recover its jobs; if none runs, relay recover does."
+    if age > SILENT_SECONDS and verdict is Liveness.ALIVE:
+        return "warn", text, "It lives but does nothing: stopped, or waiting for the database?"
+    if age > SILENT_SECONDS:
+        hint = "Nothing proves it dead. Its leases end when they expire."
+        return "warn", text, hint
+    return "ok", text, ""
+
+
+def _clock() -> Iterator[Finding]:
+    now = clock.now()
+    newest = Worker.objects.using(conf.get().database).order_by("-heartbeat_at").first()
+    ahead = 0.0 if newest is None else _seconds(newest.heartbeat_at, now)
+    text = f"{now:%Y-%m-%d %H:%M:%S} UTC"
+    if ahead <= CLOCK_SLACK_SECONDS:
+        yield Finding("clock", "ok", text)
+        return
+    yield Finding(
+        "clock",
+        "warn",
+        f"{text}; worker {newest} was heard {durations.show(ahead)} in the future",
+        "A clock was set back, or two machines disagree. Leases last that much longer.",
+    )
+
+
+def _seconds(moment: datetime, since: datetime) -> float:
+    return (moment - since).total_seconds()
+
+
+def _migrations() -> Iterator[Finding]:
+    executor = MigrationExecutor(connections[conf.get().database])
+    targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "relay_queue"]
+    pending = [f"{m.app_label}.{m.name}" for m, _ in executor.migration_plan(targets)]
+    if pending:
+        yield Finding(
+            "migrations", "fail", f"not applied: {', '.join(pending)}", "Run manage.py migrate."
+        )
+    else:
+        yield Finding("migrations", "ok", "all applied")
+
+
+def _disk() -> Iterator[Finding]:
+    path = database_path(conf.get().database)
+    if path is None:
+        return
+    free = shutil.disk_usage(os.path.dirname(os.path.realpath(path))).free
+    level: Level = "fail" if free < NO_DISK_BYTES else "warn" if free < LOW_DISK_BYTES else "ok"
+    hint = "" if level == "ok" else "Make room: with a full disk nothing can be enqueued or acked."
+    yield Finding("disk", level, f"{_megabytes(free)} free", hint)
+
+
+def _megabytes(n: int) -> str:
+    return f"{n / 1024**2:,.1f} MiB"
+
+
+_EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
+    _engine,
+    _pragmas,
+    _log,
+    _gate,
+    _workers,
+    _clock,
+    _migrations,
+    _disk,
+)

@@ -1,0 +1,172 @@
+"""``relay inspect``: what is in the log, the file, the tables; and the story of one job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from typing import Any
+
+from django.db import connections
+
+from relay_queue import conf
+from relay_queue.cli import durations
+from relay_queue.cli.base import Output, add_json
+from relay_queue.db.wal import WalReport, read_wal_in_child
+from relay_queue.models import Job, Lease
+from relay_queue.states import State
+from relay_queue.store import report
+from relay_queue.store.report import Story
+from relay_queue.wakeup import database_path
+
+HELP = (
+    "Show what is in the write-ahead log, the database file, the tables and the ledger; or with "
+    "--job, every attempt of one job and how often it can have run."
+)
+
+PRAGMAS = ("page_size", "page_count", "freelist_count", "journal_mode", "encoding")
+TOKEN_CHARS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_json(parser)
+    parser.add_argument("--job", metavar="ID", type=int, help="Tell the story of this job.")
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Inspect one job, or everything."""
+    if options.job is not None:
+        _show_story(report.story(options.job), out)
+        return 0
+    path = database_path(conf.get().database)
+    # Before anything connects: opening the database would repair the end of its log.
+    log = None if path is None else read_wal_in_child(path)
+    file = None if path is None else _file_facts(path)
+    queues = {queue.name: queue.counts for queue in report.status().queues}
+    ledger = report.ledger_totals()
+    out.data(
+        {
+            "file": file,
+            "log": log and asdict(log),
+            "jobs": queues,
+            "ledger": ledger.outcomes,
+            "refused": ledger.refused,
+        }
+    )
+    if file is not None and log is not None:
+        out.facts(file, "Database file")
+        out.line()
+        out.facts(_log_facts(log), "Write-ahead log")
+        out.line()
+    _show_jobs(queues, out)
+    out.line()
+    out.table(["leases", "outcome"], [[n, name] for name, n in ledger.outcomes.items()], "Ledger")
+    out.line(f"late returns, refused: {ledger.refused:,}")
+    return 0
+
+
+def _file_facts(path: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"path": path, "size_bytes": os.stat(path).st_size}
+    with connections[conf.get().database].cursor() as cursor:
+        for name in PRAGMAS:
+            cursor.execute(f"PRAGMA {name}")
+            facts[name] = cursor.fetchone()[0]
+    return facts
+
+
+def _log_facts(log: WalReport) -> dict[str, Any]:
+    if not log.exists:
+        return {"log": "none: everything is in the database file"}
+    header = "sound" if log.header_ok else "none" if not log.size_bytes else "damaged"
+    return {
+        "size_bytes": log.size_bytes,
+        "header": header,
+        "page_size": log.page_size_bytes,
+        "frames": log.frames,
+        "commits": log.commits,
+        "uncommitted frames": log.uncommitted_frames,
+        "tail": f"{log.tail}: {log.tail_reason}" if log.tail_reason else log.tail,
+    }
+
+
+def _show_jobs(queues: dict[str, dict[str, int]], out: Output) -> None:
+    rows = [
+        [state.value, name, counts[state]]
+        for state in State
+        for name, counts in queues.items()
+        if counts.get(state)
+    ]
+    out.table(["state", "queue", "jobs"], rows, "Jobs")
+
+
+def _show_story(story: Story, out: Output) -> None:
+    out.data(_story_as_data(story))
+    job = story.job
+    out.facts(
+        {
+            "job": str(job.id),
+            "task": job.task,
+            "queue": job.queue,
+            "state": job.state,
+            "attempts": f"{job.attempt - job.attempt_base} of {job.max_attempts} in this budget, "
+            f"{job.attempt} in all",
+            "created": _when(job.created_at),
+            "available": _when(job.available_at),
+            "finished": _when(job.finished_at),
+            "key": job.idempotency_key,
+            "last error": job.last_error or None,
+            "verdict": story.verdict,
+            "because": story.detail,
+        }
+    )
+    for lease in story.leases:
+        out.line()
+        _show_lease(lease, out)
+
+
+def _show_lease(lease: Lease, out: Output) -> None:
+    worker = lease.worker if lease.worker_id else None
+    facts = {
+        "token": f"{lease.token[:TOKEN_CHARS]}…",
+        "worker": str(worker) if worker else lease.worker_id and f"id {lease.worker_id}",
+        "granted": _when(lease.acquired_at),
+        "renewed": _when(lease.renewed_at),
+        "expires": _when(lease.expires_at),
+        "ended": _ended(lease),
+        "error": lease.error or None,
+    }
+    if lease.refused_at:
+        facts["refused"] = (
+            f"{_when(lease.refused_at)}, a late {lease.refused_verb}: {lease.refused_reason}"
+        )
+    title = f"Attempt {lease.attempt}, lease {lease.id}: {lease.outcome or 'open'}"
+    out.facts({name: value for name, value in facts.items() if value is not None}, title)
+
+
+def _ended(lease: Lease) -> str | None:
+    if lease.ended_at is None:
+        return None
+    lasted = (lease.ended_at - lease.acquired_at).total_seconds()
+    return f"{_when(lease.ended_at)}, after {durations.show(lasted)}"
+
+
+def _when(moment: Any) -> str | None:
+    return None if moment is None else f"{moment:%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
+
+
+def _story_as_data(story: Story) -> dict[str, Any]:
+    hidden = {"payload", "result"}
+    job = {
+        field.attname: getattr(story.job, field.attname)
+        for field in Job._meta.concrete_fields
+        if field.attname not in hidden
+    }
+    leases = []
+    for lease in story.leases:
+        row = {f.attname: getattr(lease, f.attname) for f in Lease._meta.concrete_fields}
+        # A whole token would let its reader settle the job.
+        row["token"] = lease.token[:TOKEN_CHARS]
+        row["worker"] = str(lease.worker) if lease.worker_id and lease.worker else None
+        leases.append(row)
+    return {"job": job, "leases": leases, "verdict": story.verdict, "detail": story.detail}

@@ -1,0 +1,85 @@
+"""``relay recover``: end the leases whose time or owner is gone, now."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+from relay_queue import conf, store
+from relay_queue.cli.base import Output, add_json
+from relay_queue.store.records import Recovered
+from relay_queue.wakeup import database_path, ring_on_commit
+from relay_queue.worker.siblings import BATCH, DeadSiblings
+
+HELP = (
+    "End the leases of workers that are proven dead, and those that have expired, and send their "
+    "jobs on. Workers do this by themselves; this is for when none runs."
+)
+
+SHOWN = 20
+NO_WORKER = 0  # No row has this id: every registered worker is looked at.
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Recover from dead workers, then from expiry, and show what was done."""
+    dead, lost = _recover_dead()
+    ended = lost + _recover_expired()
+    out.data(
+        {
+            "dead_workers": dead,
+            "recovered": [
+                {
+                    "lease_id": one.lease_id,
+                    "job_id": one.job_id,
+                    "queue": one.queue,
+                    "outcome": str(one.outcome),
+                    "state": str(one.state),
+                }
+                for one in ended
+            ],
+        }
+    )
+    out.line(f"Workers found dead: {len(dead)}. Leases ended: {len(ended):,}.")
+    if ended:
+        counts = Counter((one.queue, str(one.outcome), str(one.state)) for one in ended)
+        out.table(
+            ["queue", "lease", "job went to", "jobs"],
+            [[*key, n] for key, n in sorted(counts.items())],
+        )
+        ids = ", ".join(str(one.job_id) for one in ended[:SHOWN])
+        out.line(f"Jobs: {ids}" + (" and more" if len(ended) > SHOWN else ""))
+    return 0
+
+
+def _recover_dead() -> tuple[list[int], list[Recovered]]:
+    """End the leases of dead workers; return the workers' ids and the leases."""
+    siblings = DeadSiblings()
+    ended: list[Recovered] = []
+    try:
+        siblings.find(database_path(conf.get().database), NO_WORKER)
+        dead = sorted(siblings.probes)
+        while siblings.probes:
+            with store.transaction() as tx:
+                batch = siblings.recover(tx)
+                ring_on_commit(conf.get().database)
+            siblings.bury(len(batch))
+            ended += batch
+    finally:
+        siblings.close()
+    return dead, ended
+
+
+def _recover_expired() -> list[Recovered]:
+    ended: list[Recovered] = []
+    while True:
+        with store.transaction() as tx:
+            batch = store.recover_expired(tx, BATCH)
+            ring_on_commit(conf.get().database)
+        ended += batch
+        if len(batch) < BATCH:
+            return ended

@@ -1,0 +1,171 @@
+"""``relay status``: how queues and workers stand."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from relay_queue.cli import durations
+from relay_queue.cli.base import Output, add_json
+from relay_queue.states import State
+from relay_queue.store import report
+from relay_queue.store.report import QueueStatus, Status, WorkerStatus
+
+HELP = (
+    "Show the jobs of each queue by state, how long the oldest has waited, the limits, the "
+    "workers, the dead letters and the late returns of the last day. Reads counters and indexes "
+    "only, so it is as fast with a million jobs."
+)
+
+# Short, so that seven states fit a terminal of 80 columns.
+HEADINGS = {
+    State.SCHEDULED: "sched",
+    State.READY: "ready",
+    State.RUNNING: "run",
+    State.RETRYING: "retry",
+    State.SUCCEEDED: "done",
+    State.DEAD: "dead",
+    State.CANCELLED: "cancel",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_json(parser)
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=durations.parse,
+        help="Show it again every so often, until Ctrl-C.",
+    )
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Show the status once, or again and again."""
+    _show(report.status(), out)
+    while options.watch is not None:
+        time.sleep(max(options.watch, 0.1))
+        out.line()
+        _show(report.status(), out)
+    return 0
+
+
+def _show(status: Status, out: Output) -> None:
+    out.data(_as_data(status))
+    out.line(f"Relay at {status.now:%Y-%m-%d %H:%M:%S} UTC", "title")
+    out.line()
+    if not status.queues:
+        out.line("There is no queue yet; the first enqueue makes one.")
+    else:
+        _show_queues(status.queues, out)
+    out.line()
+    _show_workers(status.workers, out)
+    out.line()
+    due = status.next_due_at
+    out.facts(
+        {
+            "dead letters": status.dead,
+            "next due": due and f"{due:%Y-%m-%d %H:%M:%S} ({_until(due, status)})",
+            "late returns in the last day": status.refused_last_day,
+        }
+    )
+
+
+def _until(due: Any, status: Status) -> str:
+    seconds = (due - status.now).total_seconds()
+    if seconds < 0:
+        return f"overdue by {durations.show(-seconds)}"
+    return f"in {durations.show(seconds)}"
+
+
+def _show_queues(queues: list[QueueStatus], out: Output) -> None:
+    rows = [[queue.name, *(queue.counts.get(state, 0) for state in HEADINGS)] for queue in queues]
+    if len(queues) > 1:
+        sums = [sum(queue.counts.get(state, 0) for queue in queues) for state in HEADINGS]
+        rows.append(["(all)", *sums])
+    out.table(["queue", *HEADINGS.values()], rows)
+    out.line()
+    out.table(
+        ["queue", "oldest wait", "unfinished", "running", "aging", "claims"],
+        [
+            [
+                queue.name,
+                durations.show(queue.oldest_wait_seconds),
+                _use(queue.unfinished, queue.capacity),
+                _use(queue.counts.get(State.RUNNING, 0), queue.max_running),
+                "strict" if queue.aging_seconds is None else f"{queue.aging_seconds:g} s",
+                f"paused {queue.paused_at:%m-%d %H:%M}" if queue.paused_at else "open",
+            ]
+            for queue in queues
+        ],
+    )
+
+
+def _use(used: int, limit: int | None) -> str:
+    """Say how much of a limit is used."""
+    if limit is None:
+        return f"{used:,}"
+    return f"{used:,} of {limit:,}" + (f" ({used / limit:.0%})" if limit else "")
+
+
+def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
+    if not workers:
+        out.line("No worker is registered. Start one with manage.py runworker.")
+        return
+    out.table(
+        ["worker", "host", "pid", "slots", "held", "heartbeat", "state"],
+        [
+            [
+                worker.row.name,
+                worker.row.host,
+                str(worker.row.pid),
+                worker.row.concurrency,
+                worker.open_leases,
+                f"{durations.show(worker.heartbeat_age_seconds)} ago",
+                _worker_state(worker),
+            ]
+            for worker in workers
+        ],
+    )
+
+
+def _worker_state(worker: WorkerStatus) -> str:
+    if worker.row.stopped_at is None:
+        return "running"
+    reason = f": {worker.row.stop_reason}" if worker.row.stop_reason else ""
+    return f"stopped{reason}"
+
+
+def _as_data(status: Status) -> dict[str, Any]:
+    return {
+        "now": status.now,
+        "queues": [
+            {
+                "name": queue.name,
+                "counts": {state.value: queue.counts.get(state, 0) for state in State},
+                "unfinished": queue.unfinished,
+                "oldest_wait_seconds": queue.oldest_wait_seconds,
+                "capacity": queue.capacity,
+                "max_running": queue.max_running,
+                "aging_seconds": queue.aging_seconds,
+                "paused_at": queue.paused_at,
+            }
+            for queue in status.queues
+        ],
+        "workers": [_worker_as_data(worker) for worker in status.workers],
+        "dead": status.dead,
+        "next_due_at": status.next_due_at,
+        "refused_last_day": status.refused_last_day,
+    }
+
+
+def _worker_as_data(worker: WorkerStatus) -> dict[str, Any]:
+    names = ("id", "name", "host", "pid", "concurrency", "started_at", "heartbeat_at")
+    more = ("stopped_at", "stop_reason", "claimed", "succeeded", "failed", "refused")
+    return {
+        **{name: getattr(worker.row, name) for name in names + more},
+        "queues": [name for name in worker.row.queues.split(",") if name],
+        "open_leases": worker.open_leases,
+        "heartbeat_age_seconds": worker.heartbeat_age_seconds,
+    }
