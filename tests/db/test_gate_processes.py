@@ -128,7 +128,7 @@ def saturate(database: str, number: int, started, results) -> None:
     plain = sqlite3.connect(database, isolation_level=None, timeout=20)
     plain.execute("PRAGMA synchronous=FULL")
     started.wait(30)
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 1.0
     written = 0
     while time.monotonic() < until:
         with gate.acquire(20):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +15,6 @@ from relay_queue.db.sqlite3.cursor import GatedCursor
 
 DEFAULT_TIMEOUT_SECONDS = 20.0
 JOURNAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
-RETRY_SECONDS = 0.01
 
 # FULL: a commit that was reported is on disk. No mmap: an I/O error must be an error, not a
 # signal. The size limit gives the disk back after a burst made the log large.
@@ -89,27 +87,15 @@ class DatabaseWrapper(base.DatabaseWrapper):
             return
         self.take_permit()
         try:
-            deadline = time.monotonic() + self.timeout_seconds
-            while not self._try_wal(connection, last=time.monotonic() >= deadline):
-                time.sleep(RETRY_SECONDS)
+            connection.execute("PRAGMA journal_mode=WAL")
+        except Database.OperationalError as error:
+            # Whoever can only read has no use for the log.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
         finally:
             self.drop_permit()
 
-    def _try_wal(self, connection: sqlite3.Connection, *, last: bool) -> bool:
-        """Switch to WAL; False if somebody is reading just now and it is worth another try."""
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-        except Database.OperationalError as error:
-            code = error.sqlite_errorcode & 0xFF
-            if code == sqlite3.SQLITE_READONLY:
-                return True  # whoever cannot write has no use for the log
-            # SQLite does not use its busy handler for this pragma.
-            if last or code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise
-            return False
-        return True
-
-    def create_cursor(self, name: str | None = None) -> GatedCursor:  # noqa: ARG002
+    def create_cursor(self, name: str | None = None) -> GatedCursor:
         """Return a cursor whose writes pass the gate."""
         cursor: GatedCursor = self.connection.cursor(factory=GatedCursor)
         cursor.db = self

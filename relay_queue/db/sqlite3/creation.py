@@ -29,7 +29,7 @@ class DatabaseCreation(creation.DatabaseCreation):
         with closing(sqlite3.connect(target)) as clone:
             self.connection.connection.backup(clone)
 
-    def _destroy_test_db(self, test_database_name: Any, verbosity: int) -> None:  # noqa: ARG002
+    def _destroy_test_db(self, test_database_name: Any, verbosity: int) -> None:
         if test_database_name and not self.is_in_memory_db(test_database_name):
             self._remove(test_database_name)
 
