@@ -15,16 +15,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import NoReturn, Protocol
 
 from relay_queue.worker.options import READY, WorkerOptions
-
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that mean "stop" to a supervisor, and nothing to a worker."""
-
-WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
-"""Signals that a supervisor waits for."""
+from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
 
 # How long the end of a process may take once its main function has returned, in seconds.
 FLUSH_SECONDS = 5.0
@@ -120,7 +114,7 @@ def _live(
     """Be the worker, in the forked child, from its first step to its last."""
     code = 1
     try:
-        _take_over_signals(signal_mask)
+        become_worker(signal_mask)
         for item in inherited:
             item.close()
         code = child_main(options, control.fileno())
@@ -130,21 +124,6 @@ def _live(
         traceback.print_exc()
     finally:
         _exit(code)
-
-
-def _take_over_signals(signal_mask: Iterable[int]) -> None:
-    signal.set_wakeup_fd(-1)
-    for number in STOP_SIGNALS:
-        # Not SIG_IGN: programs started by task functions would inherit that, and could then not
-        # be stopped. A signal that was ignored before, as under nohup, stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave_to_supervisor)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
-
-
-def leave_to_supervisor(number: int, frame: FrameType | None) -> None:
-    """Do nothing on a signal that went to the whole group: the order to stop comes by pipe."""
 
 
 def _exit_code(leave: SystemExit) -> int:

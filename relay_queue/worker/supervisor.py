@@ -17,19 +17,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from relay_queue.worker.children import (
-    WATCHED_SIGNALS,
-    Child,
-    ChildMain,
-    Closeable,
-    fork_child,
-    leave_to_supervisor,
-)
+from relay_queue.worker.children import Child, ChildMain, Closeable, fork_child
 from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.options import DRAIN, LOOK, QUIT, WorkerOptions
+from relay_queue.worker.signalling import SignalSource
 
 logger = logging.getLogger("relay_queue.supervisor")
 
@@ -124,7 +117,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise to the end. Returns 0, or 1 if it gave up or a worker did not end well."""
-        with _Signals() as signals, selectors.DefaultSelector() as selector:
+        with SignalSource() as signals, selectors.DefaultSelector() as selector:
             self._signals, self._selector = signals, selector
             selector.register(signals, selectors.EVENT_READ, self._on_signals)
             if self._parent is not None:
@@ -331,50 +324,6 @@ class Supervisor:
     def _tell_all(self, order: bytes) -> None:
         for _, child in self._children():
             child.tell(order)
-
-
-class _Signals:
-    """The signals that a supervisor waits for, as something to select on.
-
-    Handlers and the wake-up descriptor are put back at the end of the ``with`` block.
-    """
-
-    def __enter__(self) -> Self:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._handlers_before = {
-            number: signal.signal(number, leave_to_supervisor)
-            for number in WATCHED_SIGNALS
-            # What the parent has ignored, as nohup does, stays so. The ends of children count.
-            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
-        }
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        self.close()
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable on a signal."""
-        return self._reader.fileno()
-
-    def read(self) -> bytes:
-        """Return the numbers of the signals that came, one byte each."""
-        return self._reader.recv(4096)
-
-    def close(self) -> None:
-        """Close the descriptors, without touching the handlers."""
-        self._reader.close()
-        self._writer.close()
 
 
 def _numbered(name: str, processes: int) -> list[str]:

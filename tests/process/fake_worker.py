@@ -2,7 +2,8 @@
 
 Arguments: a JSON object with ``log`` (a file that gets one line per event), ``child`` (the name
 of a function below) and optionally ``processes``, ``drain``, ``max_jobs``, ``shutdown_timeout``,
-``ready_timeout``, ``gate`` (a database path to watch) and ``gate_hold``.
+``ready_timeout``, ``gate`` (a database path to watch) and ``gate_hold``. ``--parent-fd`` and a
+descriptor may follow, as for the real command.
 """
 
 import json
@@ -10,6 +11,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -151,6 +153,7 @@ def main() -> int:
         partial(globals()[given["child"]], say),
         ready_timeout_seconds=given.get("ready_timeout", 30),
         gate_watch=watch,
+        parent=socket.socket(fileno=int(sys.argv[3])) if len(sys.argv) > 3 else None,
     ).run()
 
 

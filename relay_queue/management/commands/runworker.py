@@ -1,0 +1,291 @@
+"""``manage.py runworker``: run jobs. Arguments only; the work is done by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+
+from relay_queue import __version__, conf
+from relay_queue.cli.base import explain
+from relay_queue.db.gate import gate_of
+from relay_queue.exceptions import ConfigurationError
+from relay_queue.management.preflight import database_fault
+from relay_queue.worker import reload
+from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker.options import WorkerOptions
+from relay_queue.worker.supervisor import Supervisor
+
+# The column holds 100 characters, and each process adds its number.
+MAX_NAME_CHARS = 90
+
+
+class Command(BaseCommand):
+    """Checks the arguments, says what it will do, and supervises the workers."""
+
+    help = (
+        "Run jobs until told to stop. The first TERM or Ctrl-C lets running jobs finish, "
+        "the second hands them back."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the arguments, and the names that other queues have for them."""
+        _add_what_to_run(parser)
+        _add_how_to_run(parser)
+
+    def handle(self, **given: Any) -> None:
+        """Run the workers; leave with code 1 if that did not end well."""
+        try:
+            settings = conf.get()
+        except ConfigurationError as error:
+            raise CommandError(explain(error)) from error
+        options = worker_options(given, settings)
+        processes = _bounded("--processes", "PROCESSES", given["processes"], settings.processes)
+        if given["reload"] and given["parent_fd"] is None:
+            code = reload.run()
+        else:
+            code = self._supervise(options, processes, settings, given)
+        if code:
+            raise SystemExit(code)
+
+    def _supervise(
+        self,
+        options: WorkerOptions,
+        processes: int,
+        settings: conf.RelaySettings,
+        given: dict[str, Any],
+    ) -> int:
+        # Whatever opened a connection before this, a system check say: no worker may inherit it.
+        connections.close_all()
+        fault = database_fault(settings.database)
+        if fault:
+            raise CommandError(fault)
+        if given["verbosity"] > 0:
+            for line in banner(options, processes, settings.database):
+                self.stdout.write(line)
+            self.stdout.flush()
+        # Imported before the fork, so that the workers share its memory and start quickly.
+        from relay_queue.worker.loop import run
+
+        gate = gate_of(connections[settings.database])
+        return Supervisor(
+            options,
+            processes,
+            run,
+            ready_timeout_seconds=settings.ready_timeout_seconds,
+            gate_watch=None if gate is None else GateWatch(gate, settings.gate_hold_seconds),
+            parent=_parent(given["parent_fd"]),
+        ).run()
+
+
+def _add_what_to_run(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--queue",
+        "--queue-name",
+        action="append",
+        default=[],
+        metavar="NAME[,NAME]",
+        help="Serve these queues only, in turn and in this order. May be repeated.",
+    )
+    parser.add_argument(
+        "--exclude-queue",
+        action="append",
+        default=[],
+        metavar="NAME[,NAME]",
+        help="Serve every queue but these. May be repeated.",
+    )
+    parser.add_argument(
+        "--backend",
+        metavar="ALIAS",
+        help="Run only jobs enqueued through this alias of TASKS. Default: all that Relay backs.",
+    )
+    parser.add_argument(
+        "--drain",
+        "--batch",
+        action="store_true",
+        help="End when no ready, due or running job is left.",
+    )
+    parser.add_argument(
+        "--max-jobs",
+        "--max-tasks",
+        type=int,
+        metavar="N",
+        help="Replace each process after N jobs; with --drain, end it.",
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        metavar="SECONDS",
+        help="Accepted for scripts written for other queues. Not needed: idle workers are woken.",
+    )
+
+
+def _add_how_to_run(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--concurrency", type=int, metavar="N", help="Jobs that each process runs at a time."
+    )
+    parser.add_argument("--processes", type=int, metavar="N", help="How many worker processes.")
+    parser.add_argument(
+        "--lease-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="Length of leases, whatever the jobs ask for. They are renewed while a job runs.",
+    )
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="How long running jobs may take to finish when told to stop.",
+    )
+    parser.add_argument("--name", help="Name shown for these workers. Default: the host's name.")
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="Start again when the code changes. For development.",
+    )
+    # The socket to the process that watches the code, see worker/reload.py.
+    parser.add_argument(reload.PARENT_OPTION, type=int, help=argparse.SUPPRESS)
+
+
+def worker_options(given: dict[str, Any], settings: conf.RelaySettings) -> WorkerOptions:
+    """Resolve the arguments. Raises ``CommandError`` that names the value and the limit."""
+    queues, excluded = _queues(given, settings)
+    return WorkerOptions(
+        name=_name(given["name"]),
+        queues=queues,
+        exclude_queues=excluded,
+        backend=_backend(given["backend"]),
+        concurrency=_bounded(
+            "--concurrency", "CONCURRENCY", given["concurrency"], settings.concurrency
+        ),
+        lease_seconds=_lease_seconds(given["lease_seconds"], settings),
+        shutdown_timeout_seconds=_bounded(
+            "--shutdown-timeout",
+            "SHUTDOWN_TIMEOUT_SECONDS",
+            given["shutdown_timeout"],
+            settings.shutdown_timeout_seconds,
+        ),
+        drain=given["drain"],
+        max_jobs=_max_jobs(given["max_jobs"]),
+    )
+
+
+def banner(options: WorkerOptions, processes: int, database: str) -> list[str]:
+    """Return the lines that say what is about to run."""
+    if options.queues is not None:
+        queues = ", ".join(options.queues)
+    elif options.exclude_queues:
+        queues = f"all but {', '.join(options.exclude_queues)}"
+    else:
+        queues = "all"
+    count = "1 process" if processes == 1 else f"{processes} processes"
+    slots = "1 slot" if options.concurrency == 1 else f"{options.concurrency} slots"
+    # No connection is opened for this; the name is in the settings.
+    where = connections[database].settings_dict["NAME"]
+    return [
+        f"Relay {__version__} worker {options.name}: {count} with {slots} each",
+        f"  queues    {queues}",
+        f"  backend   {options.backend or 'all that Relay backs'}",
+        f"  database  {database} ({where})",
+        "Stop with Ctrl-C: running jobs may finish. Again: they are handed back.",
+    ]
+
+
+def _queues(
+    given: dict[str, Any], settings: conf.RelaySettings
+) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    wanted, excluded = (_names(given[key], settings) for key in ("queue", "exclude_queue"))
+    if not wanted:
+        return None, excluded
+    left = tuple(name for name in wanted if name not in excluded)
+    if not left:
+        raise CommandError("--exclude-queue leaves none of the queues that --queue names.")
+    return left, ()
+
+
+def _names(parts: Iterable[str], settings: conf.RelaySettings) -> tuple[str, ...]:
+    names = [name.strip() for part in parts for name in part.split(",")]
+    for name in names:
+        _check_queue(name, settings)
+    return tuple(dict.fromkeys(names))
+
+
+def _check_queue(name: str, settings: conf.RelaySettings) -> None:
+    fault = conf.queue_name_fault(name)
+    if fault:
+        raise CommandError(f"the queue name {name!r} {fault}.")
+    if settings.queues is not None and name not in settings.queues:
+        hint = _hint(name, settings.queues)
+        raise CommandError(f'{name!r} is not one of the queues in RELAY["QUEUES"]. {hint}')
+
+
+def _backend(alias: str | None) -> str | None:
+    if alias is None:
+        return None
+    from relay_queue.backend import RelayBackend
+    from relay_queue.compat import task_backends
+
+    every = list(task_backends)
+    aliases = [name for name in every if isinstance(task_backends[name], RelayBackend)]
+    if alias in aliases:
+        return alias
+    what = "is not backed by Relay" if alias in every else "is not in TASKS"
+    raise CommandError(f"the backend alias {alias!r} {what}. {_hint(alias, aliases)}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Use one of: {', '.join(names)}." if names else "There are none."
+
+
+def _bounded(option: str, key: str, value: Any, default: Any) -> Any:
+    """Hold an argument to the bounds of the setting that it replaces."""
+    if value is None:
+        return default
+    problems = conf.problems({key: value})
+    if problems:
+        raise CommandError(f"{option} is {value}. {problems[0].hint}")
+    return value
+
+
+def _lease_seconds(value: float | None, settings: conf.RelaySettings) -> float | None:
+    low, high = settings.min_lease_seconds, settings.max_lease_seconds
+    if value is not None and not low <= value <= high:
+        raise CommandError(
+            f"--lease-seconds is {value:g}. Use {low:g} to {high:g}, or change "
+            'RELAY["MIN_LEASE_SECONDS"] and RELAY["MAX_LEASE_SECONDS"].'
+        )
+    return value
+
+
+def _max_jobs(value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise CommandError(f"--max-jobs is {value}. Use 1 or more, or leave it out for no limit.")
+    return value
+
+
+def _name(value: str | None) -> str:
+    if value is None:
+        return socket.gethostname()[:MAX_NAME_CHARS]
+    if not 1 <= len(value) <= MAX_NAME_CHARS or not value.isprintable():
+        raise CommandError(
+            f"--name is {value!r}. Use 1 to {MAX_NAME_CHARS} characters that can be printed."
+        )
+    return value
+
+
+def _parent(descriptor: int | None) -> socket.socket | None:
+    if descriptor is None:
+        return None
+    parent = socket.socket(fileno=descriptor)
+    # Programs that task functions start must not keep the line open.
+    parent.set_inheritable(False)
+    return parent
