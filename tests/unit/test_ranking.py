@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay_queue.ranking import (
@@ -17,6 +17,8 @@ from relay_queue.ranking import (
 )
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+FIRST = datetime.min.replace(tzinfo=UTC)
+LAST = datetime.max.replace(tzinfo=UTC)
 INT64 = range(-(2**63), 2**63)
 
 # Every date Python knows, and those at which a queue may really hold a job.
@@ -75,6 +77,8 @@ def test_the_order_of_two_jobs_is_that_of_their_effective_priority_at_any_later_
 
 
 @given(any_date, any_date, priorities, priorities)
+@example(LAST, FIRST, 1, 0)
+@example(datetime(4253, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC), 1, 0)
 def test_strict_classes_are_never_crossed_however_long_a_job_waits(
     one: datetime, other: datetime, left: int, right: int
 ) -> None:
@@ -91,11 +95,11 @@ def test_a_rank_fits_a_signed_64_bit_column(
 
 @pytest.mark.parametrize("aging", [None, MIN_AGING_SECONDS, MAX_AGING_SECONDS])
 @pytest.mark.parametrize("priority", [MIN_PRIORITY, MAX_PRIORITY])
-@pytest.mark.parametrize("moment", [datetime.min, datetime.max])
+@pytest.mark.parametrize("moment", [FIRST, LAST])
 def test_the_extremes_fit_a_signed_64_bit_column(
     moment: datetime, priority: int, aging: float | None
 ) -> None:
-    assert rank(moment.replace(tzinfo=UTC), priority, aging) in INT64
+    assert rank(moment, priority, aging) in INT64
 
 
 def test_a_normal_job_ranks_by_its_microsecond() -> None:
