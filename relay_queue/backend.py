@@ -14,17 +14,21 @@ from asgiref.sync import sync_to_async
 
 from relay_queue import conf, store
 from relay_queue.backoff import Backoff
-from relay_queue.compat import BaseTaskBackend, InvalidTask, InvalidTaskBackend, signals
+from relay_queue.compat import (
+    AnyResult,
+    AnyTask,
+    BaseTaskBackend,
+    InvalidTask,
+    InvalidTaskBackend,
+    signals,
+)
 from relay_queue.exceptions import InvalidJob
 from relay_queue.results import (
-    AnyTask,
     Call,
     EnqueuedResults,
-    Result,
     enqueued_result,
     stored_result,
 )
-from relay_queue.store.records import NewJob
 from relay_queue.task import RelayTask, resolve
 from relay_queue.wakeup import ring_on_commit
 
@@ -70,19 +74,19 @@ class RelayBackend(BaseTaskBackend):
         if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
             raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
         try:
-            self._prepare(task, (), {})
+            store.prepare(**self._job_options(task))
         except InvalidJob as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
 
     def enqueue(  # type: ignore[override]
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Result:
+    ) -> AnyResult:
         """Enqueue one call and return its result, or that of the job that has its key already.
 
         Raises `InvalidJob` with its children, `QueueFull` and `IdempotencyConflict`; nothing is
         written then.
         """
-        job = self._prepare_known(task, args, kwargs)
+        job = store.prepare(args=args, kwargs=kwargs, **self._known_options(task))
         wait_seconds = getattr(task, "wait_seconds", None)
         if wait_seconds is None:
             with store.transaction() as tx:
@@ -103,7 +107,13 @@ class RelayBackend(BaseTaskBackend):
         never waits for room. Raises like `enqueue`.
         """
         taken = list(calls)
-        jobs = [self._prepare_known(task, args, kwargs) for task, args, kwargs in taken]
+        # A batch mostly has a few tasks and many calls of each.
+        tasks = {id(task): task for task, _, _ in taken}
+        options = {key: self._known_options(task) for key, task in tasks.items()}
+        jobs = [
+            store.prepare(args=args, kwargs=kwargs, **options[id(task)])
+            for task, args, kwargs in taken
+        ]
         with store.transaction() as tx:
             enqueued = store.enqueue_many(tx, jobs)
         ring_on_commit(conf.get().database)
@@ -113,7 +123,7 @@ class RelayBackend(BaseTaskBackend):
         """Enqueue many calls from a coroutine; see `enqueue_many`."""
         return await sync_to_async(self.enqueue_many, thread_sensitive=True)(calls)
 
-    def get_result(self, result_id: str) -> Result:
+    def get_result(self, result_id: str) -> AnyResult:
         """Read a job and its attempts. The id is the job's, as text.
 
         Raises ``TaskResultDoesNotExist`` if there is no such job (any more), and
@@ -121,31 +131,26 @@ class RelayBackend(BaseTaskBackend):
         """
         return stored_result(result_id)
 
-    def _prepare_known(
-        self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> NewJob:
-        """Prepare a job whose task a worker will find. Raises `UnknownTask` for any other."""
+    def _known_options(self, task: AnyTask) -> dict[str, Any]:
+        """Return the options of a task that a worker will find. Raises `UnknownTask` otherwise."""
         if task.backend != self.alias:
             self.validate_task(task)
-        path = task.module_path
-        resolve(path, self.alias)
-        return self._prepare(task, args, kwargs)
+        resolve(task.module_path, self.alias)
+        return self._job_options(task)
 
-    def _prepare(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob:
-        return store.prepare(
-            task=task.module_path,
-            args=args,
-            kwargs=kwargs,
-            queue=task.queue_name,
-            backend=self.alias,
-            priority=task.priority,
-            run_after=task.run_after,
-            idempotency_key=getattr(task, "idempotency_key", None),
-            max_attempts=self._option(task, "max_attempts"),
-            lease_seconds=self._option(task, "lease_seconds"),
-            timeout_seconds=self._option(task, "timeout_seconds"),
-            backoff=self._option(task, "backoff"),
-        )
+    def _job_options(self, task: AnyTask) -> dict[str, Any]:
+        return {
+            "task": task.module_path,
+            "queue": task.queue_name,
+            "backend": self.alias,
+            "priority": task.priority,
+            "run_after": task.run_after,
+            "idempotency_key": getattr(task, "idempotency_key", None),
+            "max_attempts": self._option(task, "max_attempts"),
+            "lease_seconds": self._option(task, "lease_seconds"),
+            "timeout_seconds": self._option(task, "timeout_seconds"),
+            "backoff": self._option(task, "backoff"),
+        }
 
     def _option(self, task: AnyTask, name: str) -> Any:
         """Return what the task says, else what the alias says, else None: the project's default."""
@@ -173,7 +178,7 @@ class RelayBackend(BaseTaskBackend):
 
 def _require_exceptions(task: RelayTask[..., Any]) -> None:
     for name in ("retry_on", "fatal_on"):
-        kinds = getattr(task, name)
+        kinds: object = getattr(task, name)
         if not isinstance(kinds, tuple) or not all(
             isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
         ):

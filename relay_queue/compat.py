@@ -6,7 +6,7 @@ This is the only module that knows the difference.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         TaskResultDoesNotExist,
         TaskResultMismatch,
     )
+
+    AnyTask: TypeAlias = Task[..., Any]
+    AnyResult: TypeAlias = TaskResult[..., Any]
 else:
     try:
         try:
@@ -79,10 +82,16 @@ else:
             "install the package django-tasks (pip install 'django-relay-queue[backport]')."
         ) from missing
 
+    # The framework's classes are generic to the type checker only.
+    AnyTask = Task
+    AnyResult = TaskResult
+
 __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "DEFAULT_TASK_PRIORITY",
     "DEFAULT_TASK_QUEUE_NAME",
+    "AnyResult",
+    "AnyTask",
     "BaseTaskBackend",
     "InvalidTask",
     "InvalidTaskBackend",

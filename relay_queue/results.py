@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 from relay_queue import conf, payload
 from relay_queue.compat import (
-    Task,
+    AnyResult,
+    AnyTask,
     TaskError,
     TaskResult,
     TaskResultDoesNotExist,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 MAX_JOB_ID: Final = 2**63 - 1
 
-AnyTask = Task[..., Any] if TYPE_CHECKING else Task
-Result = TaskResult[..., Any] if TYPE_CHECKING else TaskResult
 Call = tuple[AnyTask, Sequence[Any], Mapping[str, Any]]
 """A task with the positional and the keyword arguments of one call."""
 
@@ -50,7 +49,7 @@ _ERRORS: Final[dict[str | None, type[BaseException]]] = {
 }
 
 
-def enqueued_result(call: Call, alias: str, enqueued: Enqueued) -> Result:
+def enqueued_result(call: Call, alias: str, enqueued: Enqueued) -> AnyResult:
     """Return the result of a job that was enqueued just now, without a look at the database."""
     task, args, kwargs = call
     return TaskResult(
@@ -69,7 +68,7 @@ def enqueued_result(call: Call, alias: str, enqueued: Enqueued) -> Result:
     )
 
 
-def stored_result(result_id: str) -> Result:
+def stored_result(result_id: str) -> AnyResult:
     """Read a job and its attempts. Raises ``TaskResultDoesNotExist`` or ``TaskResultMismatch``.
 
     ``worker_ids`` has the worker of each charged attempt, and ``errors`` an error for each that
@@ -106,7 +105,7 @@ def stored_result(result_id: str) -> Result:
     return result
 
 
-class EnqueuedResults(Sequence["Result"]):
+class EnqueuedResults(Sequence[AnyResult]):
     """The results of many enqueues, each made when it is looked at.
 
     Tens of thousands of results would cost more than the jobs. ``ids`` has the ids of all of them.
@@ -126,10 +125,10 @@ class EnqueuedResults(Sequence["Result"]):
         return len(self._enqueued)
 
     @overload
-    def __getitem__(self, index: int) -> Result: ...
+    def __getitem__(self, index: int) -> AnyResult: ...
     @overload
     def __getitem__(self, index: slice) -> EnqueuedResults: ...
-    def __getitem__(self, index: int | slice) -> Result | EnqueuedResults:
+    def __getitem__(self, index: int | slice) -> AnyResult | EnqueuedResults:
         if isinstance(index, slice):
             return EnqueuedResults(self._alias, self._calls[index], self._enqueued[index])
         entry = self._enqueued[index]
@@ -140,7 +139,7 @@ class EnqueuedResults(Sequence["Result"]):
 
 def _job_id(result_id: str) -> int:
     """Return the job id in a result id; ids of other backends are texts of any kind."""
-    if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdecimal()):
+    if not (result_id.isascii() and result_id.isdecimal()):
         raise TaskResultDoesNotExist(result_id)
     # Longer numbers are no ids, and Python refuses to read very long ones.
     job_id = int(result_id) if len(result_id) <= len(str(MAX_JOB_ID)) else 0

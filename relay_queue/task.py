@@ -14,7 +14,18 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from django.apps import apps
 from django.conf import ENVIRONMENT_VARIABLE
@@ -25,6 +36,7 @@ from relay_queue.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
+    AnyTask,
     BaseTaskBackend,
     InvalidTask,
     InvalidTaskBackend,
@@ -69,7 +81,7 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
     wait_seconds: float | None = None
     """How long an enqueue waits for room in a full queue. None refuses at once."""
 
-    def using(  # type: ignore[override]
+    def using(
         self,
         *,
         priority: int | None = None,
@@ -104,26 +116,28 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
             """Call the function here and now, without a job."""
 
 
+class _Options(TypedDict, total=False):
+    priority: int
+    queue_name: str
+    backend: str
+    max_attempts: int | None
+    backoff: Backoff | None
+    retry_on: ExceptionTypes
+    fatal_on: ExceptionTypes
+    timeout_seconds: float | None
+    lease_seconds: float | None
+    atomic: bool
+
+
 @overload
 def task(function: Callable[P, R], /) -> RelayTask[P, R]: ...
 @overload
 def task(
-    *, takes_context: Literal[True], **options: Any
+    *, takes_context: Literal[True], **options: Unpack[_Options]
 ) -> Callable[[Callable[Concatenate[RelayContext, P], R]], RelayTask[P, R]]: ...
 @overload
 def task(
-    *,
-    priority: int = ...,
-    queue_name: str = ...,
-    backend: str = ...,
-    takes_context: Literal[False] = ...,
-    max_attempts: int | None = ...,
-    backoff: Backoff | None = ...,
-    retry_on: ExceptionTypes = ...,
-    fatal_on: ExceptionTypes = ...,
-    timeout_seconds: float | None = ...,
-    lease_seconds: float | None = ...,
-    atomic: bool = ...,
+    *, takes_context: Literal[False] = ..., **options: Unpack[_Options]
 ) -> Callable[[Callable[P, R]], RelayTask[P, R]]: ...
 def task(
     function: Callable[..., Any] | None = None,
@@ -156,7 +170,7 @@ def task(
 
 
 @lru_cache(maxsize=4096)
-def resolve(path: str, backend: str) -> Task[..., Any]:
+def resolve(path: str, backend: str) -> AnyTask:
     """Return the task that a stored path names, if a job of alias ``backend`` may run it.
 
     Whoever can write the table can write any path, so nothing is called and little is imported: a
@@ -178,13 +192,13 @@ def resolve(path: str, backend: str) -> Task[..., Any]:
     return found
 
 
-def as_enqueued(path: str, backend: str, queue: str, priority: int) -> Task[..., Any]:
+def as_enqueued(path: str, backend: str, queue: str, priority: int) -> AnyTask:
     """Return the task of a job with the alias, the queue and the priority of that job.
 
     Raises like `resolve`.
     """
     found = resolve(path, backend)
-    asked = {"backend": backend, "queue_name": queue, "priority": priority}
+    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority}
     if all(getattr(found, name) == value for name, value in asked.items()):
         return found
     try:

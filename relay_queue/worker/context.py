@@ -91,7 +91,7 @@ class JobContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelayContext(TaskContext):  # type: ignore[type-arg]
+class RelayContext(TaskContext):  # type: ignore[misc, type-arg]
     """The framework's context of a task, with what Relay knows of the job.
 
     ``job`` is the `JobContext`; what functions need most is repeated here.

@@ -23,8 +23,9 @@ from django.dispatch import Signal
 
 from relay_queue import clock, payload, store
 from relay_queue.compat import (
+    AnyResult,
+    AnyTask,
     BaseTaskBackend,
-    Task,
     TaskError,
     TaskResult,
     TaskResultStatus,
@@ -59,7 +60,7 @@ class Finished:
 class Plan:
     """What all jobs of one task have in common; made once."""
 
-    task: Task[..., Any]
+    task: AnyTask
     func: Callable[..., Any]
     sender: type[BaseTaskBackend]
     rules: report.Rules
@@ -77,7 +78,7 @@ class Call:
     plan: Plan
     args: list[Any]
     kwargs: dict[str, Any]
-    result: TaskResult[..., Any]
+    result: AnyResult
     started: float
 
     def invoke(self) -> Any:
@@ -224,8 +225,8 @@ def _plan(path: str, backend: str, queue: str, priority: int) -> Plan:
 
 
 def _result_of(
-    claim: Claim, context: JobContext, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]
-) -> TaskResult[..., Any]:
+    claim: Claim, context: JobContext, task: AnyTask, args: list[Any], kwargs: dict[str, Any]
+) -> AnyResult:
     """Build what signals and the context show, without a look at the database.
 
     The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads them.
@@ -246,7 +247,7 @@ def _result_of(
     )
 
 
-def _note_success(result: TaskResult[..., Any], value: Any) -> None:
+def _note_success(result: AnyResult, value: Any) -> None:
     _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=clock.now(), _return_value=value)
 
 
@@ -266,12 +267,12 @@ def _note_failure(call: Call, told: Settlement) -> None:
         logger.warning("job %s will be tried again: %s", call.claim.job_id, told.message)
 
 
-def _set(result: TaskResult[..., Any], **values: Any) -> None:
+def _set(result: AnyResult, **values: Any) -> None:
     for name, value in values.items():
         object.__setattr__(result, name, value)
 
 
-def _tell(signal: Signal, plan: Plan, result: TaskResult[..., Any]) -> None:
+def _tell(signal: Signal, plan: Plan, result: AnyResult) -> None:
     """Send a signal. What a receiver raises must not pass for the function's outcome."""
     try:
         signal.send_robust(plan.sender, task_result=result)

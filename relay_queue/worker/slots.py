@@ -73,6 +73,11 @@ class Slots:
         """How many slots are held by functions whose lease is over."""
         return sum(running.stuck for running in self.running.values())
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether outcomes wait to be taken."""
+        return bool(self._finished)
+
     def start(self, claim: Claim, context: JobContext) -> None:
         """Run a job as soon as its thread gets the processor. Raises ``RuntimeError`` if full."""
         if len(self.running) >= self.concurrency:

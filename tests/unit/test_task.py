@@ -1,0 +1,202 @@
+"""Tasks: their options, how they are checked, and which stored paths lead to one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from relay_queue.backoff import Backoff
+from relay_queue.compat import InvalidTask, Task, task_backends
+from relay_queue.exceptions import InvalidJob, UnknownTask
+from relay_queue.task import RelayTask, as_enqueued, resolve, task
+from tests import tasks
+
+IMMEDIATE = {
+    "default": {"BACKEND": "relay_queue.backend.RelayBackend", "QUEUES": []},
+    "other": {
+        "BACKEND": f"{Task.__module__.removesuffix('.base')}.backends.immediate.ImmediateBackend",
+        "QUEUES": [],
+    },
+}
+
+
+def test_decorator_without_and_with_arguments_makes_relay_tasks() -> None:
+    assert isinstance(tasks.noop, RelayTask)
+    assert tasks.fail_once_only.max_attempts == 1
+    assert tasks.create_group_atomically.atomic
+    assert tasks.describe.takes_context
+
+
+def test_the_frameworks_own_decorator_makes_relay_tasks_too() -> None:
+    from relay_queue.compat import task as plain_task
+
+    made: Any = plain_task(tasks.plain)
+    assert isinstance(made, RelayTask)
+
+
+def test_using_changes_a_copy_and_keeps_the_rest() -> None:
+    changed = tasks.fail_once_only.using(
+        idempotency_key="k", wait_seconds=2, timeout_seconds=3, lease_seconds=4, priority=5
+    )
+    assert (changed.idempotency_key, changed.wait_seconds, changed.max_attempts) == ("k", 2, 1)
+    assert (changed.timeout_seconds, changed.lease_seconds, changed.priority) == (3, 4, 5)
+    assert changed.using(max_attempts=9).max_attempts == 9
+    assert tasks.fail_once_only.idempotency_key is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"max_attempts": 10**6}, "max_attempts"),
+        ({"lease_seconds": 0.001}, "lease_seconds"),
+        ({"timeout_seconds": -1}, "timeout_seconds"),
+        ({"backoff": 3}, "use a Backoff"),
+        ({"retry_on": ValueError}, "tuple of exception classes"),
+        ({"fatal_on": ("ValueError",)}, "tuple of exception classes"),
+        ({"priority": 101}, "priority"),
+        ({"queue_name": "a,b"}, "comma"),
+        ({"atomic": True}, "timeout_seconds must be at most 2; it is None"),
+        ({"atomic": True, "timeout_seconds": 30}, "timeout_seconds must be at most 2; it is 30"),
+    ],
+)
+def test_unusable_options_are_refused_where_the_task_is_defined(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidTask, match=message):
+        task(**options)(tasks.plain)
+
+
+def test_refusal_is_chained_to_relays_own_error() -> None:
+    with pytest.raises(InvalidTask) as refusal:
+        task(max_attempts=0)(tasks.plain)
+    assert isinstance(refusal.value.__cause__, InvalidJob)
+
+
+@pytest.mark.parametrize("wait_seconds", [-1, "long", float("nan")])
+def test_unusable_wait_is_refused(wait_seconds: Any) -> None:
+    with pytest.raises(InvalidTask, match="wait_seconds"):
+        tasks.noop.using(wait_seconds=wait_seconds)
+
+
+def test_functions_that_no_worker_could_find_are_refused() -> None:
+    class Holder:
+        @staticmethod
+        def method() -> None: ...
+
+    Holder.method.__qualname__ = "Holder.method"
+    with pytest.raises(InvalidTask, match="defined in a class"):
+        task(Holder.method)
+    with pytest.raises(InvalidTask, match="module level"):
+        task(lambda: None)
+
+
+def test_atomic_coroutine_functions_are_refused() -> None:
+    with pytest.raises(InvalidTask, match="coroutine function"):
+        task(atomic=True, timeout_seconds=1)(tasks.add_async.func)
+
+
+def test_unknown_options_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="run_after"):
+        task(run_after=None)  # type: ignore[call-overload]
+
+
+def test_tasks_survive_pickling_and_copying() -> None:
+    changed = tasks.retry_on_connection.using(
+        idempotency_key="k", priority=3, queue_name="mail", max_attempts=4
+    )
+    for again in (pickle.loads(pickle.dumps(changed)), copy.deepcopy(changed)):
+        assert again == changed
+        assert again.func is changed.func
+
+
+def test_tasks_with_equal_options_are_equal_and_hashable() -> None:
+    make = task(backoff=Backoff(1, 2), retry_on=(ValueError,))
+    assert make(tasks.plain) == make(tasks.plain)
+    assert hash(make(tasks.plain)) == hash(make(tasks.plain))
+
+
+def test_our_decorator_serves_other_backends_without_the_options() -> None:
+    with override_settings(TASKS=IMMEDIATE):
+        made = task(backend="other", max_attempts=5)(tasks.plain)
+        assert made.enqueue(3).return_value == 3
+
+
+# --- From a path to a task ---------------------------------------------------------------
+
+
+def test_path_of_a_task_resolves_to_it() -> None:
+    assert resolve("tests.tasks.add", "default") is tasks.add
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("os.system", "is a builtin_function_or_method, not a task"),
+        ("tests.tasks.plain", "is a function, not a task"),
+        ("tests.tasks.not_a_task", "is a function, not a task"),
+        ("tests.tasks.calls", "is a list, not a task"),
+        ("tests.tasks.missing", "is nothing, not a task"),
+        ("tests.tasks.alias", "is the task 'tests.tasks.add' under another name"),
+        ("tests.tasks.add.func", "names a module that is not there"),
+        ("tests.no_such_module.add", "names a module that is not there"),
+        ("antigravity.fly", "in no installed app"),
+        ("add", "in no installed app"),
+        ("", "in no installed app"),
+        (".", "in no installed app"),
+        ("tests..tasks", "names a module that is not there"),
+        ("../../etc.passwd", "in no installed app"),
+    ],
+)
+def test_other_paths_are_refused_with_the_reason(path: str, reason: str) -> None:
+    with pytest.raises(UnknownTask, match=reason):
+        resolve(path, "default")
+    assert "antigravity" not in sys.modules
+
+
+def test_looking_for_a_name_runs_no_code_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(tasks, "__getattr__", asked.append, raising=False)
+    with pytest.raises(UnknownTask):
+        resolve("tests.tasks.conjured", "default")
+    assert asked == []
+
+
+def test_alias_must_be_backed_by_relay() -> None:
+    with pytest.raises(UnknownTask, match="'nowhere'"):
+        resolve("tests.tasks.add", "nowhere")
+    with override_settings(TASKS=IMMEDIATE), pytest.raises(UnknownTask, match="does not back"):
+        resolve("tests.tasks.add", "other")
+
+
+def test_task_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with override_settings(TASKS=IMMEDIATE):
+        foreign = task_backends["other"].task_class(func=tasks.plain, backend="other")
+        monkeypatch.setattr(tasks, "plain", foreign)
+        with pytest.raises(UnknownTask, match="does not back"):
+            resolve("tests.tasks.plain", "default")
+
+
+def test_error_of_a_module_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rough.py").write_text("import no_such_dependency")
+    monkeypatch.setattr("tests.__path__", [*sys.modules["tests"].__path__, str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        resolve("tests.rough.add", "default")
+
+
+def test_stored_queue_and_priority_come_back_on_the_task() -> None:
+    found = as_enqueued("tests.tasks.add", "default", "mail", 7)
+    assert (found.queue_name, found.priority, found.func) == ("mail", 7, tasks.add.func)
+    assert as_enqueued("tests.tasks.add", "default", "default", 0) is tasks.add
+
+
+def test_queue_that_the_settings_no_longer_admit_still_resolves() -> None:
+    only_mail = {"default": {**IMMEDIATE["default"], "QUEUES": ["default"]}}
+    with override_settings(TASKS=only_mail):
+        assert as_enqueued("tests.tasks.add", "default", "gone", 0) is tasks.add
