@@ -1,0 +1,49 @@
+"""The engines that the contract suite runs on, and the clock that it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connections, transaction
+
+from relay_queue import clock
+from tests.store.actions import TABLES, Wall
+
+ENGINES = {"sqlite": "default"}
+"""Each engine that the store supports, and the alias of `DATABASES` that the suite uses for it."""
+
+
+@pytest.fixture
+def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Real transactions that commit; afterwards the tables of the queue are emptied.
+
+    It stands in for the fixture of that name, which flushes the tables of every app: that costs
+    more than most tests here.
+    """
+    with django_db_blocker.unblock():
+        yield
+        for alias in ENGINES.values():
+            with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+                for model in TABLES:
+                    cursor.execute(f"DELETE FROM {model._meta.db_table}")
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request: pytest.FixtureRequest, transactional_db: None, settings: Any) -> Iterator[str]:
+    """Run the test on one engine, named so in its id. One that is missing is reported loudly."""
+    alias = ENGINES[request.param]
+    if alias not in django_settings.DATABASES:
+        pytest.skip(f"NOT TESTED on {request.param}: DATABASES has no alias {alias!r}")
+    settings.RELAY = {**settings.RELAY, "DATABASE": alias}
+    yield request.param
+
+
+@pytest.fixture
+def wall(engine: str) -> Iterator[Wall]:
+    """Return the clock of the store, which stands still until the test moves it."""
+    wall = Wall()
+    with clock.use(wall):
+        yield wall
