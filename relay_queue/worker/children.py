@@ -6,19 +6,21 @@ Nothing here decides when to start or to stop a process; that is ``supervisor.py
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from relay_queue.worker.options import READY, WorkerOptions
 from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
+
+logger = logging.getLogger("relay_queue.supervisor")
 
 # How long the end of a process may take once its main function has returned, in seconds.
 FLUSH_SECONDS = 5.0
@@ -70,10 +72,21 @@ class Child:
         self.killed = True
         os.kill(self.pid, signal.SIGKILL)
 
-    def poll(self) -> int | None:
-        """Reap the process if it has ended: its exit code, or the negated signal; else None."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+
+def reap() -> dict[int, int]:
+    """Reap every child that has ended: process id to exit code, or to the negated signal.
+
+    Not only workers: as process 1 of a container, the supervisor becomes the parent of whatever
+    task functions left behind, and nobody else would reap that.
+    """
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
 
 
 def fork_child(
@@ -119,18 +132,11 @@ def _live(
             item.close()
         code = child_main(options, control.fileno())
     except SystemExit as leave:
-        code = _exit_code(leave)
-    except BaseException:  # noqa: BLE001 - it must not run on into the supervisor's own code
-        traceback.print_exc()
+        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except BaseException:  # whatever it is, it must not run on into the supervisor's own code
+        logger.exception("Worker %s failed", options.name)
     finally:
         _exit(code)
-
-
-def _exit_code(leave: SystemExit) -> int:
-    if leave.code is None or isinstance(leave.code, int):
-        return leave.code or 0
-    print(leave.code, file=sys.stderr)  # noqa: T201 - what Python itself does with such a code
-    return 1
 
 
 def _exit(code: int) -> NoReturn:

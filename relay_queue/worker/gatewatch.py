@@ -50,9 +50,18 @@ def _may_hold(pid: int, path: str) -> bool:
         return True
     try:
         inode = os.stat(path).st_ino
-        # A descriptor that is closed meanwhile ends this look; the next one is a second away.
-        texts = [entry.read_text() for entry in Path(f"/proc/{pid}/fdinfo").iterdir()]
+        entries = list(Path(f"/proc/{pid}/fdinfo").iterdir())
     except OSError:
         return False
-    locks = (line for text in texts for line in text.splitlines() if line.startswith("lock:"))
-    return any(f":{inode} " in line and " FLOCK " in line for line in locks)
+    return any(_is_lock_on(inode, line) for entry in entries for line in _lines(entry))
+
+
+def _lines(entry: Path) -> list[str]:
+    try:
+        return entry.read_text().splitlines()
+    except OSError:  # closed since it was listed, so it is not the one that is held for so long
+        return []
+
+
+def _is_lock_on(inode: int, line: str) -> bool:
+    return line.startswith("lock:") and " FLOCK " in line and f":{inode} " in line

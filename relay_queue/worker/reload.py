@@ -140,7 +140,7 @@ class Reloader:
             logger.debug("The supervisor has ended already")
 
 
-def run(extra: list[str] | None = None) -> int:
-    """Run this very command line again as a supervisor, and again when the code changes."""
+def run() -> int:
+    """Run this very command line as a supervisor, and again whenever the code changes."""
     command = [str(part) for part in autoreload.get_child_arguments()]
-    return Reloader([*command, *(extra or [])], CodeWatch()).run()
+    return Reloader(command, CodeWatch()).run()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from relay_queue.worker.children import Child, ChildMain, Closeable, fork_child
+from relay_queue.worker.children import Child, ChildMain, Closeable, fork_child, reap
 from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.options import DRAIN, LOOK, QUIT, WorkerOptions
 from relay_queue.worker.signalling import SignalSource
@@ -83,7 +83,7 @@ class Seat:
 class Supervisor:
     """Keeps ``processes`` workers running until it is told to stop or they have nothing to do.
 
-    Call it from the main thread of a process without other threads and open connections.
+    Use it in the main thread of a process without other threads, children or open connections.
     """
 
     def __init__(
@@ -210,8 +210,9 @@ class Supervisor:
     # --- Ends --------------------------------------------------------------------
 
     def _reap(self) -> None:
+        ended = reap()
         for seat, child in self._children():
-            code = child.poll()
+            code = ended.get(child.pid)
             if code is None:
                 continue
             child.listen()  # it may have become ready just before it ended
@@ -249,7 +250,7 @@ class Supervisor:
             return
         logger.error(
             "Giving up: worker %s failed to start %d times in a row; the last one: %s. "
-            "The log above has the cause. The other workers are told to finish",
+            "The log above has the cause",
             seat.options.name,
             seat.failed_starts,
             what,

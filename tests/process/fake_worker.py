@@ -2,10 +2,12 @@
 
 Arguments: a JSON object with ``log`` (a file that gets one line per event), ``child`` (the name
 of a function below) and optionally ``processes``, ``drain``, ``max_jobs``, ``shutdown_timeout``,
-``ready_timeout``, ``gate`` (a database path to watch) and ``gate_hold``. ``--parent-fd`` and a
+``ready_timeout``, ``gate`` (a database path to watch), ``gate_hold``
+and ``adopts`` (become the parent of orphans, as process 1 does). ``--parent-fd`` and a
 descriptor may follow, as for the real command.
 """
 
+import ctypes
 import json
 import logging
 import os
@@ -21,6 +23,8 @@ from relay_queue.db.gate import gate_for
 from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.options import READY, WorkerOptions
 from relay_queue.worker.supervisor import Supervisor
+
+PR_SET_CHILD_SUBREAPER = 36
 
 Say = Callable[[str], None]
 
@@ -115,6 +119,18 @@ def inspect_itself(say: Say, options: WorkerOptions, control: int) -> int:
     return obey(say, options, control)
 
 
+def leave_orphan(say: Say, options: WorkerOptions, control: int) -> int:
+    """Leave a child behind that ends a moment later, under the supervisor as its new parent."""
+    os.write(control, READY)
+    parent = os.getpid()
+    if not os.fork():
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        say(f"orphan of {os.getppid()}")
+        os._exit(0)
+    return 0
+
+
 def is_open(descriptor: int) -> bool:
     """Say whether a descriptor is in use."""
     try:
@@ -142,6 +158,8 @@ def main() -> int:
         drain=given.get("drain", False),
         max_jobs=given.get("max_jobs"),
     )
+    if given.get("adopts"):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     watch = None
     if "gate" in given:
         watch = GateWatch(gate_for(given["gate"]), given["gate_hold"])

@@ -298,6 +298,15 @@ def test_workers_write_what_they_print_once_and_differ_in_random_numbers(
     assert len(numbers) == 3
 
 
+def test_orphans_of_workers_are_reaped_by_the_process_that_inherits_them(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise("leave_orphan", adopts=True)
+    orphan = supervised.wait_for("orphan of")[0]
+    assert f"orphan of {supervised.process.pid}" in supervised.log.read_text()
+    wait_until(lambda: not Path(f"/proc/{orphan}").exists())
+
+
 def test_a_worker_that_keeps_the_writer_gate_is_killed(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
