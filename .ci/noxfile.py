@@ -4,8 +4,14 @@ Each session installs the package as a user would, from ``pyproject.toml``. Inte
 not on this machine are skipped by name.
 """
 
+from pathlib import Path
+
 import nox
 
+# Nox works in the directory of this file; everything else is named from the root.
+ROOT = Path(__file__).resolve().parent.parent
+
+nox.options.envdir = str(ROOT / ".nox")
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
 
@@ -26,6 +32,7 @@ PAIRS = [
 )
 def tests(session: nox.Session, django: str) -> None:
     """Run the test suite."""
+    session.chdir(ROOT)
     extras = "dev,metrics,rich" + (",backport" if django == "5.2" else "")
     session.install(f"Django=={django}.*", "-e", f".[{extras}]")
     session.run("python", "-m", "pytest", *session.posargs)
@@ -34,6 +41,7 @@ def tests(session: nox.Session, django: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, layout and types with the pinned tools."""
+    session.chdir(ROOT)
     session.install("-r", "requirements.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
