@@ -47,6 +47,9 @@ VERBS: Final = {
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells use it."""
 
+READER_GONE: Final = 141
+"""Exit code when the program that reads the output has ended, as shells use it."""
+
 # What a database says, in any vendor's words, when the tables are not there.
 _NO_TABLES: Final = ("no such table", "does not exist", "doesn't exist", "no such column")
 
@@ -106,7 +109,12 @@ def run(verb: str, options: argparse.Namespace, out: Output) -> int:
     Expected failures become a ``CommandError`` of one message, unless ``options.traceback``.
     """
     try:
-        return load(verb).run(options, out)
+        code = load(verb).run(options, out)
+        out.flush()
+        return code
+    except BrokenPipeError:
+        out.abandon()
+        return READER_GONE
     except KeyboardInterrupt:
         out.warn("Interrupted.")
         return INTERRUPTED
@@ -139,6 +147,8 @@ def verb_list() -> str:
 
 class _VerbCommand(BaseCommand):
     """Makes Django build the parser of a verb, with the options that every command has."""
+
+    requires_system_checks = []
 
     def __init__(self, verb: Verb, command_line: bool) -> None:
         super().__init__()

@@ -8,8 +8,9 @@ terminal would obey are escaped before they are shown.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -109,6 +110,15 @@ class Output:
     def warn(self, text: str) -> None:
         """Write one line to the error stream."""
         self._errors.write(printable(text) + "\n")
+
+    def flush(self) -> None:
+        """Write out what is buffered. Raises ``BrokenPipeError`` if the reader has gone."""
+        self._stream.flush()
+
+    def abandon(self) -> None:
+        """Send what is still to come, and what Python flushes when it exits, to nowhere."""
+        with suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def cell(value: object) -> str:

@@ -142,6 +142,35 @@ def test_an_interrupt_ends_the_verb_without_a_traceback(status: Callable[..., No
     assert leaving.value.code == 130
 
 
+def test_a_reader_that_has_gone_ends_the_verb_quietly() -> None:
+    source = """
+import sys, types
+import django
+from django.core.management import execute_from_command_line
+def run(options, out):
+    for number in range(int(options.lines)):
+        out.line(str(number))
+    return 0
+verb = types.ModuleType("relay_queue.cli.status")
+vars(verb).update(HELP="", run=run, add_arguments=lambda parser: parser.add_argument("lines"))
+sys.modules[verb.__name__] = verb
+execute_from_command_line(["manage.py", "relay", "status", sys.argv[1]])
+"""
+    for lines in ("1", "100000"):  # an error at the last flush, and one on the way
+        process = subprocess.Popen(
+            [sys.executable, "-c", source, lines],
+            cwd=ROOT,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (141, "")
+
+
 def test_missing_tables_lead_to_migrate() -> None:
     message = base.explain(OperationalError("no such table: relay_queue_job"))
     assert "manage.py migrate" in message
