@@ -67,6 +67,11 @@ class RelayBackend(BaseTaskBackend):
                 f"{task.module_path} is defined in a class, and workers look for tasks in modules. "
                 "Move the function out of the class."
             )
+        if task.func.__module__ == "__main__":
+            raise InvalidTask(
+                f"{task.name} is defined in the script that is running, where no worker would find "
+                "it. Move it to a module of an app."
+            )
         if isinstance(task, RelayTask):
             _require_exceptions(task)
             _require_wait_seconds(task)

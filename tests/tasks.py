@@ -44,6 +44,11 @@ def note(value: Any) -> None:
 
 
 @task
+def enqueue_note(value: Any) -> None:
+    note.enqueue(value)
+
+
+@task
 def fail(message: str = "no") -> None:
     raise ValueError(message)
 
@@ -136,6 +141,24 @@ async def wait_async() -> str:
     return threading.current_thread().name
 
 
+async def _exit() -> None:
+    raise SystemExit("in a child task")
+
+
+@task
+async def exit_in_child_task() -> None:
+    child = asyncio.ensure_future(_exit())
+    while not child.done():
+        await asyncio.sleep(0)
+    child.exception()
+
+
+@task
+def note_connection() -> None:
+    connection.ensure_connection()
+    calls.append(connection.connection)
+
+
 # --- Functions that write -------------------------------------------------------------
 
 
@@ -226,7 +249,7 @@ POISON = {
     "memory": MemoryError,
     "cancelled": asyncio.CancelledError,
     "surrogate": lambda: ValueError("\ud800 and \x00 and more"),
-    "huge": lambda: ValueError("x" * 50_000_000),
+    "long": lambda: ValueError("x" * 1_000_000),
     "lines": lambda: ValueError("one\ntwo\r\nthree"),
     "group": lambda: BaseExceptionGroup("many", [ValueError(str(n)) for n in range(1000)]),
     "empty": ValueError,
@@ -238,6 +261,11 @@ def poison(kind: str) -> None:
     if kind == "recursion":
         _raise_recursion()
     raise POISON[kind]()
+
+
+@task
+def fail_at_length(chars: int) -> None:
+    raise ValueError("x" * chars)
 
 
 @task

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,7 +125,8 @@ def execute(claim: Claim, context: JobContext) -> Finished:
     if isinstance(call, Finished):
         return call
     if call.plan.is_coroutine:
-        return conclude(call, async_to_sync(call.invoke_async)())
+        # asgiref hands context variables back to the caller; a copy keeps them from us.
+        return conclude(call, copy_context().run(async_to_sync(call.invoke_async)))
     return conclude(call, call.invoke)
 
 
@@ -138,9 +140,9 @@ def begin(claim: Claim, context: JobContext) -> Call | Finished:
         plan = _plan(claim.task, claim.backend, claim.queue, claim.priority)
         args, kwargs = payload.decode(claim.payload)
         result = _result_of(claim, context, plan.task, args, kwargs)
-    except BaseException as error:  # importing a module runs its code
-        logger.warning("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
-        told = report.describe(claim, error, fatal=isinstance(error, InvalidJob))
+    except BaseException as error:  # noqa: BLE001 - importing a module runs its code
+        _log("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
+        told = report.describe(claim, error, fatal=issubclass(type(error), InvalidJob))
         return Finished(claim, told, monotonic() - started)
     _tell(signals.task_started, plan, result)
     return Call(claim, context, plan, args, kwargs, result, started)
@@ -188,7 +190,7 @@ def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]
     except BaseException:
         if not committed:
             raise
-        logger.exception("job %s has succeeded, but a commit hook failed", call.claim.job_id)
+        _log("job %s succeeded, but a commit hook failed", call.claim.job_id, exc_info=True)
     return settlement, value, settled
 
 
@@ -264,7 +266,7 @@ def _note_failure(call: Call, told: Settlement) -> None:
     )
     call.result.errors.append(TaskError(exception_class_path=told.error, traceback=told.traceback))
     if not final:  # the framework's own receiver logs the final ones
-        logger.warning("job %s will be tried again: %s", call.claim.job_id, told.message)
+        _log("job %s will be tried again: %s", call.claim.job_id, told.message)
 
 
 def _set(result: AnyResult, **values: Any) -> None:
@@ -276,8 +278,14 @@ def _tell(signal: Signal, plan: Plan, result: AnyResult) -> None:
     """Send a signal. What a receiver raises must not pass for the function's outcome."""
     try:
         signal.send_robust(plan.sender, task_result=result)
-    except BaseException:  # a receiver may raise SystemExit, too
-        logger.exception("a receiver failed for job %s", result.id)
+    except BaseException:  # noqa: BLE001 - a receiver may raise SystemExit, too
+        _log("a receiver failed for job %s", result.id, exc_info=True)
+
+
+def _log(message: str, *args: object, exc_info: bool = False) -> None:
+    """Log a warning. A handler may raise, if only because the exception cannot be formatted."""
+    with suppress(BaseException):
+        logger.warning(message, *args, exc_info=exc_info)
 
 
 def _forget(*, setting: str, **_: Any) -> None:

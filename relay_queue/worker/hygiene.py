@@ -58,11 +58,12 @@ def _left_open(connection: BaseDatabaseWrapper) -> bool:
 def _replace(connection: BaseDatabaseWrapper, *, quietly: bool = False) -> None:
     """Roll back, close, and forget the connection; the next use of its alias opens a new one."""
     if not quietly:
-        logger.warning(
-            "a task function left the connection %r unusable or in a transaction; "
-            "it was rolled back and closed",
-            connection.alias,
-        )
+        with suppress(Exception):  # a log handler may raise
+            logger.warning(
+                "a task function left the connection %r unusable or in a transaction; "
+                "it was rolled back and closed",
+                connection.alias,
+            )
     # Django refuses to roll back or to close inside of a block, and the block's owner is gone.
     connection.in_atomic_block = False
     connection.closed_in_transaction = False

@@ -75,9 +75,11 @@ def describe(claim: Claim, error: BaseException, *, fatal: bool = False) -> Sett
     """Return a nack that says what ``error`` was. Never raises."""
     settings = conf.get()
     path = class_path(type(error))
+    name = path.rpartition(".")[2]
     # Bounded before the lines are joined: the text may be very long.
-    text = " ".join(clean_text(error, settings.max_error_chars).split())
-    message = f"{path.rpartition('.')[2]}: {text}" if text else path
+    room = settings.max_error_chars - len(name) - len(": ")
+    text = " ".join(clean_text(error, room).split())
+    message = f"{name}: {text}" if text else name
     return Settlement(
         "nack",
         claim.lease_id,
@@ -94,7 +96,7 @@ def class_path(kind: type) -> str:
     try:
         path = f"{kind.__module__}.{kind.__qualname__}"
     except BaseException:  # noqa: BLE001 - a metaclass may compute its names
-        path = type.__repr__(kind)
+        path = type.__repr__(kind).removeprefix("<class '").removesuffix("'>")
     return clean_text(path, MAX_CLASS_PATH_CHARS)
 
 

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -120,8 +121,7 @@ class Slots:
             claim, step = work
             try:
                 finished = step()
-            except BaseException as error:  # steps do not raise; if one does, the pool must live
-                logger.exception("job %s broke its slot", claim.job_id)
+            except BaseException as error:  # noqa: BLE001 - no step raises; if one does, we live
                 finished = Finished(claim, report.describe(claim, error), 0.0)
             clean_connections()
             if finished is not None:
@@ -194,7 +194,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             loop.run_forever()
-        except BaseException:
-            logger.exception("a task of a coroutine stopped the event loop; it goes on")
+        except BaseException:  # even SystemExit is one coroutine's doing
+            with suppress(Exception):  # a log handler may raise
+                logger.warning("a coroutine stopped the event loop; it goes on", exc_info=True)
         else:
             return loop.close()

@@ -144,8 +144,13 @@ def test_queues_of_the_alias_are_honoured() -> None:
 
 
 def test_enqueue_rolls_back_with_the_callers_transaction() -> None:
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
-        tasks.echo.enqueue(tasks.noop.enqueue() and 1 / 0)
+    def enqueue_and_fail() -> None:
+        with transaction.atomic():
+            tasks.noop.enqueue()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        enqueue_and_fail()
     assert not Job.objects.exists()
 
 

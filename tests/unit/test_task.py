@@ -96,6 +96,12 @@ def test_functions_that_no_worker_could_find_are_refused() -> None:
     with pytest.raises(InvalidTask, match="module level"):
         task(lambda: None)
 
+    def script() -> None: ...
+
+    script.__module__, script.__qualname__ = "__main__", "script"
+    with pytest.raises(InvalidTask, match="where no worker would find it"):
+        task(script)
+
 
 def test_atomic_coroutine_functions_are_refused() -> None:
     with pytest.raises(InvalidTask, match="coroutine function"):
