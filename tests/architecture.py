@@ -202,8 +202,11 @@ def vendor_comparison(module: Module) -> list[str]:
             subjects = [node.left, *node.comparators]
         elif isinstance(node, ast.Match):
             subjects = [node.subject]
-        if any(isinstance(item, ast.Attribute) and item.attr == "vendor" for item in subjects):
-            found.append(module.at(node.lineno, "asks for the vendor: use a dialect's capability"))
+        found += [
+            module.at(item.lineno, "asks for the vendor: use a dialect's capability")
+            for item in subjects
+            if isinstance(item, ast.Attribute) and item.attr == "vendor"
+        ]
     return found
 
 

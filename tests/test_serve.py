@@ -17,6 +17,9 @@ from tests.conftest import ROOT, processes_with, wait_until
 
 pytestmark = pytest.mark.slow
 
+# The last line of the announcement: the worker prints hints of its own before it.
+READY = "Press Ctrl-C to stop."
+
 
 class Server:
     """``python -m relay_project.serve`` with a directory of its own for what it writes."""
@@ -45,11 +48,11 @@ class Server:
 
     def wait_until_ready(self) -> None:
         wait_until(
-            lambda: "Ctrl-C" in self.output or self.process.poll() is not None,
+            lambda: READY in self.output or self.process.poll() is not None,
             timeout=60,
             message=lambda: self.output,
         )
-        assert "Ctrl-C" in self.output, self.output
+        assert READY in self.output, self.output
 
     def fact(self, label: str) -> str:
         found = re.search(rf"{label} +(\S+)", self.output)
