@@ -132,13 +132,15 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _step(self) -> None:
-        self._start_due()
         for key, _ in self._selector.select(self._wait_seconds()):
             key.data()
         self._reap()
         self._kill_late_starts()
         self._look_at_gate()
         self._escalate()
+        # Last, so that giving up on a start is seen before the next wait: without workers there
+        # is nothing that would end it.
+        self._start_due()
 
     def _finished(self) -> bool:
         return not self._children() and (bool(self._stopping) or not self._vacant())
@@ -164,11 +166,10 @@ class Supervisor:
     # --- Starting ----------------------------------------------------------------
 
     def _start_due(self) -> None:
-        if self._stopping:
-            return
         now = time.monotonic()
         for seat in self._vacant():
-            if seat.start_at <= now:
+            # Asked anew for each: a start that fails may be the one at which it gives up.
+            if seat.start_at <= now and not self._stopping:
                 self._start(seat)
 
     def _start(self, seat: Seat) -> None:

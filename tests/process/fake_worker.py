@@ -2,9 +2,9 @@
 
 Arguments: a JSON object with ``log`` (a file that gets one line per event), ``child`` (the name
 of a function below) and optionally ``processes``, ``drain``, ``max_jobs``, ``shutdown_timeout``,
-``ready_timeout``, ``gate`` (a database path to watch), ``gate_hold``
-and ``adopts`` (become the parent of orphans, as process 1 does). ``--parent-fd`` and a
-descriptor may follow, as for the real command.
+``ready_timeout``, ``gate`` (a database path to watch), ``gate_hold``, ``adopts`` (become the
+parent of orphans, as process 1 does), ``nohup``, and ``no_room`` (forking fails). The option
+``--parent-fd`` may follow, as for the real command.
 """
 
 import ctypes
@@ -20,6 +20,8 @@ from collections.abc import Callable
 from functools import partial
 
 from relay_queue.db.gate import gate_for
+from relay_queue.worker import supervisor
+from relay_queue.worker.children import Child
 from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.options import READY, WorkerOptions
 from relay_queue.worker.supervisor import Supervisor
@@ -131,6 +133,11 @@ def leave_orphan(say: Say, options: WorkerOptions, control: int) -> int:
     return 0
 
 
+def refuse(*arguments: object) -> Child:
+    """Fail to fork, as on a system that has no room for another process."""
+    raise BlockingIOError("no room for another process")
+
+
 def is_open(descriptor: int) -> bool:
     """Say whether a descriptor is in use."""
     try:
@@ -160,6 +167,10 @@ def main() -> int:
     )
     if given.get("adopts"):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if given.get("nohup"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if given.get("no_room"):
+        supervisor.fork_child = refuse
     watch = None
     if "gate" in given:
         watch = GateWatch(gate_for(given["gate"]), given["gate_hold"])

@@ -233,6 +233,25 @@ def test_it_gives_up_on_a_worker_that_never_starts(
     assert "this worker cannot start" in supervised.output()
 
 
+def test_it_gives_up_when_the_system_has_no_room_for_a_process(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise("obey", no_room=True)
+    assert supervised.end() == 1
+    assert "could not be started: no room for another process" in supervised.output()
+
+
+def test_a_hang_up_that_was_ignored_stays_ignored(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise("ignore", nohup=True)
+    supervised.wait_for("ready")
+    supervised.signal_group(signal.SIGHUP)
+    supervised.signal_group(signal.SIGTERM)
+    supervised.wait_for("order d")
+    assert "Stopping" in supervised.output()
+    supervised.signal_group(signal.SIGTERM)
+    assert supervised.end() == 0
+
+
 def test_giving_up_lets_the_other_workers_finish(
     supervise: Callable[..., Supervised],
 ) -> None:
