@@ -7,6 +7,8 @@ import os
 import sqlite3
 import stat
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -21,6 +23,9 @@ HELP = (
     "Copy the SQLite database to a new file while it is in use, check the copy, and only then give "
     "it its name. Never overwrites."
 )
+
+LOCKED_SECONDS = 60.0
+"""How long a copy waits for a database that somebody keeps locked."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +77,7 @@ def _copy(alias: str, target: Path) -> int:
     connection = connections[alias]
     connection.ensure_connection()
     with closing(sqlite3.connect(target)) as copy:
-        connection.connection.backup(copy)
+        connection.connection.backup(copy, progress=_patience())
         # One file, that needs no log beside it to be complete.
         copy.execute("PRAGMA journal_mode = DELETE")
         ((verdict,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
@@ -81,6 +86,17 @@ def _copy(alias: str, target: Path) -> int:
                 f"the copy is damaged: {verdict}. So is the original: run relay verify."
             )
         return int(copy.execute("SELECT count(*) FROM relay_queue_job").fetchone()[0])
+
+
+def _patience() -> Callable[[int, int, int], None]:
+    """Return what SQLite tells after each try; it would go on for ever at a locked database."""
+    deadline = time.monotonic() + LOCKED_SECONDS
+
+    def check(status: int, _remaining: int, _total: int) -> None:
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
+            raise TimeoutError(f"the database was locked for {LOCKED_SECONDS:g} s; try again")
+
+    return check
 
 
 def _name(partial: Path, destination: Path) -> None:

@@ -23,9 +23,9 @@ _HISTORY: Final = (
 
 ADVICE: Final[dict[str, str]] = {
     "log_torn": (
-        "The unfinished end of the log was never committed; SQLite drops it when the database is "
-        "next opened. Run `relay verify` again: the fault should be gone. If it comes back, test "
-        "the disk."
+        "SQLite drops it when the database is next opened. A process or the power died while it "
+        "was written; its commit was not reported, unless the disk lies about what it has stored. "
+        "Run `relay verify` again: the fault should be gone. If it comes back, test the disk."
     ),
     "log_corrupt": (
         "SQLite drops everything from the damaged frame on, committed transactions included. "

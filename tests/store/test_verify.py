@@ -92,7 +92,7 @@ def test_empty_queue_is_sound() -> None:
 
 
 def test_altered_payload_is_named() -> None:
-    sound, altered = enqueue(2)
+    _, altered = enqueue(2)
     run("UPDATE relay_queue_job SET payload = replace(payload, '1', '7') WHERE id = %s", altered)
     (fault,) = faults()
     assert (fault.kind, fault.job_id) == ("checksum", altered)
@@ -100,7 +100,7 @@ def test_altered_payload_is_named() -> None:
 
 
 def test_payload_that_is_no_text_any_more_is_named_and_its_neighbours_are_still_checked() -> None:
-    first, broken, third = enqueue(3)
+    _, broken, third = enqueue(3)
     run("UPDATE relay_queue_job SET payload = CAST(x'7bff' AS TEXT) WHERE id = %s", broken)
     run("UPDATE relay_queue_job SET task = 'other' WHERE id = %s", third)
     assert [(f.kind, f.job_id) for f in faults()] == [("unreadable", broken), ("checksum", third)]
@@ -391,7 +391,7 @@ def verify_file(project: Project) -> dict[str, list[str]]:
     return json.loads(project.python(VERIFY, str(project.database)).stdout)
 
 
-def wal_of(project: Project):  # noqa: ANN201
+def wal_of(project: Project):
     return project.database.with_name(project.database.name + "-wal")
 
 

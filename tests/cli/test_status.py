@@ -1,0 +1,92 @@
+"""Status shows how queues and workers stand, from counters and indexes alone."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from relay_queue import clock
+from relay_queue.store import report
+from tests.store import actions
+
+pytestmark = pytest.mark.django_db
+Relay = Callable[..., Any]
+
+
+@pytest.fixture
+def busy() -> None:
+    """Make jobs in most states, and a worker that holds one."""
+    worker_id = actions.register(name="alpha", host="here", pid=42)
+    actions.enqueue(queue="mail", run_after=clock.now() + timedelta(hours=1))
+    actions.enqueue(queue="mail")
+    for _ in range(2):
+        actions.enqueue(queue="default")
+    actions.nack(actions.claim_one(), fatal=True)
+    actions.claim_one(worker_id=worker_id)
+    with actions.store.transaction() as tx:
+        actions.store.pause(tx, "mail")
+        actions.store.set_limits(tx, "mail", capacity=4, max_running=None)
+
+
+def test_table_shows_queues_by_state_with_a_sum(relay: Relay, busy: None) -> None:
+    lines = relay("status").text.splitlines()
+    table = {line.split()[0]: line.split()[1:] for line in lines[2:7] if line}
+    assert table["queue"] == ["sched", "ready", "run", "retry", "done", "dead", "cancel"]
+    assert table["default"] == ["0", "0", "1", "0", "0", "1", "0"]
+    assert table["mail"] == ["1", "1", "0", "0", "0", "0", "0"]
+    assert table["(all)"] == ["1", "1", "1", "0", "0", "1", "0"]
+
+
+def test_limits_pauses_workers_and_dead_letters_are_shown(relay: Relay, busy: None) -> None:
+    text = relay("status").text
+    assert "2 of 4 (50%)" in text
+    assert "paused" in text
+    assert any(line.split()[:5] == ["alpha", "here", "42", "8", "1"] for line in text.splitlines())
+    assert "dead letters                  1" in text
+    assert "in 59 m 59 s" in text or "in 1 h" in text
+
+
+def test_lines_fit_a_terminal_of_80_columns(relay: Relay, busy: None) -> None:
+    assert max(map(len, relay("status").text.splitlines())) <= 80
+
+
+def test_json_has_every_state_of_every_queue(relay: Relay, busy: None) -> None:
+    data = relay("status", "--json").data
+    mail = next(queue for queue in data["queues"] if queue["name"] == "mail")
+    assert mail["counts"]["scheduled"] == mail["counts"]["ready"] == 1
+    assert len(mail["counts"]) == 7
+    assert mail["capacity"] == 4
+    assert mail["oldest_wait_seconds"] >= 0
+    assert data["dead"] == 1
+    assert data["workers"][0]["open_leases"] == 1
+
+
+def test_empty_queue_says_what_to_do(relay: Relay) -> None:
+    text = relay("status").text
+    assert "There is no queue yet" in text
+    assert "manage.py runworker" in text
+
+
+def test_status_never_reads_the_whole_job_table(busy: None) -> None:
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        report.status()
+    for query in queries.captured_queries:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
+            steps = [row[3] for row in cursor.fetchall()]
+        for step in steps:
+            assert "SCAN relay_queue_job" not in step or "USING" in step, (query["sql"], steps)
+            assert "SCAN relay_queue_lease" not in step or "USING" in step, (query["sql"], steps)
+
+
+def test_late_returns_are_counted(relay: Relay) -> None:
+    actions.enqueue()
+    held = actions.claim_one()
+    actions.cancel(held.job_id)
+    actions.ack(held)
+    assert relay("status", "--json").data["refused_last_day"] == 1

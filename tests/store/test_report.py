@@ -1,0 +1,120 @@
+"""Report says how queues stand, and how often a job can have run."""
+
+from datetime import timedelta
+
+import pytest
+
+from relay_queue import store
+from relay_queue.exceptions import JobNotFound
+from relay_queue.models import Lease
+from relay_queue.states import Outcome
+from relay_queue.store import report
+from tests.store import actions
+
+
+def leases(*outcomes: str | None) -> list[Lease]:
+    return [
+        Lease(id=n, attempt=n, outcome=outcome and Outcome(outcome))
+        for n, outcome in enumerate(outcomes, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ((), report.NEVER_STARTED),
+        ((None,), report.RUNNING),
+        (("acked",), report.RAN_ONCE),
+        (("failed",), report.RAN_ONCE),
+        (("fatal",), report.RAN_ONCE),
+        (("snoozed",), report.RAN_ONCE),
+        (("lost",), report.UNKNOWN),
+        (("expired",), report.UNKNOWN),
+        (("timed_out",), report.UNKNOWN),
+        (("cancelled",), report.UNKNOWN),
+        (("released",), report.UNKNOWN),
+        (("lost", "acked"), report.UNKNOWN),
+        (("failed", "acked"), report.RAN_AGAIN),
+        (("failed", None), report.RUNNING),
+        (("failed", "lost", "acked"), report.RAN_AGAIN),
+    ],
+)
+def test_verdict_follows_from_the_outcomes(outcomes: tuple[str | None, ...], expected: str) -> None:
+    assert report.verdict(leases(*outcomes))[0] == expected
+
+
+def test_detail_names_the_attempts_behind_the_verdict() -> None:
+    _, detail = report.verdict(leases("lost", "acked"))
+    assert detail == "attempts that answered: 2; attempts cut short: 1 (lost)"
+
+
+def test_every_outcome_has_a_verdict() -> None:
+    for outcome in Outcome:
+        assert report.verdict(leases(outcome.value))[0] in (report.RAN_ONCE, report.UNKNOWN)
+
+
+def test_story_has_the_leases_in_order_with_their_workers(engine: str) -> None:
+    job_id = actions.enqueue()
+    actions.nack(actions.claim_one(worker_id=actions.register(name="alpha")), delay_seconds=0.0)
+    actions.do(store.promote)
+    actions.ack(actions.claim_one())
+    story = report.story(job_id)
+    assert [lease.outcome for lease in story.leases] == ["failed", "acked"]
+    assert story.leases[0].worker is not None
+    assert story.leases[0].worker.name == "alpha"
+    assert story.verdict == report.RAN_AGAIN
+
+
+def test_story_outlives_the_row_of_its_worker(engine: str) -> None:
+    job_id = actions.enqueue()
+    worker_id = actions.register()
+    actions.ack(actions.claim_one(worker_id=worker_id))
+    actions.do(store.stop_workers, [worker_id], "done")
+    actions.do(store.prune_workers, actions.after(10**9), 10)
+    (lease,) = report.story(job_id).leases
+    assert (lease.worker_id, lease.worker) == (worker_id, None)
+
+
+def test_story_of_no_job_is_an_error(engine: str) -> None:
+    with pytest.raises(JobNotFound):
+        report.story(404)
+
+
+def test_status_counts_by_state_and_finds_the_oldest_wait(wall: actions.Wall) -> None:
+    actions.enqueue(priority=-50)
+    wall.advance(100)
+    actions.enqueue(priority=50)
+    actions.enqueue(run_after=actions.after(500))
+    wall.advance(20)
+    status = report.status()
+    (queue,) = status.queues
+    assert {state: n for state, n in queue.counts.items() if n} == {"ready": 2, "scheduled": 1}
+    assert queue.oldest_wait_seconds == 120, "the oldest, though the other is next in line"
+    assert queue.unfinished == 3
+    assert status.next_due_at == actions.after(500)
+
+
+def test_live_workers_come_first_and_old_stopped_ones_not_at_all(wall: actions.Wall) -> None:
+    gone, stopped, live = (actions.register(name=name) for name in ("gone", "stopped", "live"))
+    actions.do(store.stop_workers, [gone], "told to")
+    wall.advance(2 * 86_400)
+    actions.do(store.stop_workers, [stopped], "told to")
+    actions.enqueue()
+    actions.claim_one(worker_id=live)
+    found = report.workers(wall())
+    assert [(worker.row.name, worker.open_leases) for worker in found] == [
+        ("live", 1),
+        ("stopped", 0),
+    ]
+    assert found[0].heartbeat_age_seconds == timedelta(days=2).total_seconds()
+
+
+def test_ledger_totals_count_every_lease(engine: str) -> None:
+    actions.enqueue_each(3)
+    first, second, _third = actions.claim(3)
+    actions.ack(first)
+    actions.cancel(second.job_id)
+    actions.ack(second)
+    totals = report.ledger_totals()
+    assert totals.outcomes == {"acked": 1, "cancelled": 1, "open": 1}
+    assert totals.refused == 1
