@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from relay_queue import payload as payload_codec
@@ -31,10 +31,11 @@ START = """
 """Move picked jobs to running and charge an attempt."""
 
 GRANT = """
+    WITH granted (job_id, attempt, token, expires_at) AS (VALUES {rows})
     INSERT INTO relay_queue_lease
-        (job_id, attempt, token, worker_id, acquired_at, expires_at, error, traceback,
+        (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
          refused_verb, refused_reason)
-    VALUES {rows}
+    SELECT job_id, attempt, token, expires_at, %s, %s, '', '', '', '' FROM granted
     RETURNING id, job_id
 """
 """Open a lease for each started job."""
@@ -52,7 +53,7 @@ CLAIMABLE = """
         (SELECT COALESCE(SUM(c.n), 0) FROM relay_queue_queuecount c
          WHERE c.queue = q.name AND c.state = 'running') END
     FROM relay_queue_queue q
-    WHERE q.name IN ({names}) AND q.paused_at IS NULL
+    WHERE q.name IN ({ids}) AND q.paused_at IS NULL
       AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
 """
 """Find the queues that have something to give, and how many leases each still allows."""
@@ -67,7 +68,11 @@ RENEW = """
 """
 """Extend leases that their owners still hold."""
 
-GRANT_CASTS = ("bigint", "int", "text", "bigint", "timestamptz", "timestamptz", *["text"] * 4)
+GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
+RENEW_CASTS = ("bigint", "text", "timestamptz")
+LEASE_SECONDS = 11
+"""The place of ``lease_seconds`` in a row of ``START``."""
+
 ALTERED = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
 
 
@@ -116,8 +121,8 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
     params: list[Any] = []
     for lease_id, token, seconds in leases:
         params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
-    rows = tx.dialect.rows(len(leases), ("bigint", "text", "timestamptz"))
-    return {row[0] for row in tx.fetch(RENEW.format(rows=rows), [*params, tx.now_db, tx.now_db])}
+    statement = tx.rows(RENEW, RENEW_CASTS, len(leases))
+    return {row[0] for row in tx.fetch(statement, [*params, tx.now_db, tx.now_db])}
 
 
 _Pick = tuple[int, bool, int]
@@ -128,8 +133,7 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
     """Return in the order given the queues that have ready jobs and room, with that room."""
     if not queues:
         return []
-    statement = CLAIMABLE.format(names=", ".join(["%s"] * len(queues)))
-    rows = tx.fetch(statement, list(queues))
+    rows = tx.fetch(tx.ids(CLAIMABLE, len(queues)), list(queues))
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {
         name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))
@@ -181,8 +185,7 @@ def _deal(picks: dict[str, list[_Pick]], limit: int, suspects: int) -> list[int]
 
 
 def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-    ids = ", ".join(["%s"] * len(job_ids))
-    rows = tx.fetch(START.format(ids=ids), [tx.now_db, *job_ids])
+    rows = tx.fetch(tx.ids(START, len(job_ids)), [tx.now_db, *job_ids])
     moved: dict[str, int] = defaultdict(int)
     for row in rows:
         moved[row[1]] += 1
@@ -199,8 +202,8 @@ def _condemn_altered(tx: Transaction, rows: list[tuple[Any, ...]]) -> list[tuple
         fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum
         (sound if fits else altered).append(row)
     if altered:
-        ids = ", ".join(["%s"] * len(altered))
-        tx.execute(CONDEMN.format(ids=ids), [tx.now_db, ALTERED, *(row[0] for row in altered)])
+        params = [tx.now_db, ALTERED, *(row[0] for row in altered)]
+        tx.execute(tx.ids(CONDEMN, len(altered)), params)
         for row in altered:
             tx.move(row[1], State.RUNNING, State.DEAD)
     return sound
@@ -212,42 +215,49 @@ def _grant(
     worker_id: int | None,
     lease_seconds: float | None,
 ) -> list[Claim]:
-    claims = [_claim(tx, row, lease_seconds) for row in rows]
+    claims = []
     params: list[Any] = []
-    for c in claims:
-        expires_db = tx.dialect.to_db(c.expires_at)
-        params += (c.job_id, c.attempt, c.token, worker_id, tx.now_db, expires_db, "", "", "", "")
-    values = tx.dialect.rows(len(claims), GRANT_CASTS)
-    lease_ids = {
-        job_id: lease_id for lease_id, job_id in tx.fetch(GRANT.format(rows=values), params)
-    }
-    for c in claims:
-        c.lease_id = lease_ids[c.job_id]
+    lengths: dict[float, tuple[datetime, Any]] = {}
+    for row in rows:
+        seconds = row[LEASE_SECONDS] if lease_seconds is None else lease_seconds
+        if seconds not in lengths:
+            expires_at = tx.now + timedelta(seconds=seconds)
+            lengths[seconds] = (expires_at, tx.dialect.to_db(expires_at))
+        expires_at, expires_db = lengths[seconds]
+        granted = _claim(tx, row, seconds, expires_at)
+        claims.append(granted)
+        params += (granted.job_id, granted.attempt, granted.token, expires_db)
+    statement = tx.rows(GRANT, GRANT_CASTS, len(claims))
+    lease_ids = {job: lease for lease, job in tx.fetch(statement, [*params, worker_id, tx.now_db])}
+    for granted in claims:
+        granted.lease_id = lease_ids[granted.job_id]
     return claims
 
 
-def _claim(tx: Transaction, row: tuple[Any, ...], lease_seconds: float | None) -> Claim:
+def _claim(
+    tx: Transaction, row: tuple[Any, ...], lease_seconds: float, expires_at: datetime
+) -> Claim:
     (job_id, queue, backend, task, payload, _, key, priority, attempt, left, losses) = row[:11]
-    (own_lease_seconds, timeout_seconds, created_at, available_at) = row[11:]
-    seconds = own_lease_seconds if lease_seconds is None else lease_seconds
-    ready_since = tx.dialect.from_db(available_at)
+    (_, timeout_seconds, created, available) = row[11:]
+    created_at = tx.dialect.from_db(created)
+    ready_at = created_at if available == created else tx.dialect.from_db(available)
     return Claim(
-        lease_id=0,
-        token=secrets.token_hex(16),
-        job_id=job_id,
-        queue=queue,
-        backend=backend,
-        task=task,
-        payload=payload,
-        idempotency_key=key,
-        priority=priority,
-        attempt=attempt,
-        attempts_left=left,
-        losses=losses,
-        lease_seconds=seconds,
-        timeout_seconds=timeout_seconds,
-        created_at=tx.dialect.from_db(created_at),
-        acquired_at=tx.now,
-        expires_at=tx.now + timedelta(seconds=seconds),
-        wait_seconds=max(0.0, (tx.now - ready_since).total_seconds()),
+        0,  # the lease's id, known once it is inserted
+        secrets.token_hex(16),
+        job_id,
+        queue,
+        backend,
+        task,
+        payload,
+        key,
+        priority,
+        attempt,
+        left,
+        losses,
+        lease_seconds,
+        timeout_seconds,
+        created_at,
+        tx.now,
+        expires_at,
+        max(0.0, (tx.now - ready_at).total_seconds()),
     )

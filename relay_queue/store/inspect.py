@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -32,8 +32,8 @@ NEXT_EXPIRY = """
 """
 """When the next open lease runs out."""
 
-OPEN_LEASES = "SELECT id FROM relay_queue_lease WHERE worker_id = %s AND ended_at IS NULL"
-"""The leases that a worker still holds."""
+OPEN_LEASES = "SELECT id FROM relay_queue_lease WHERE id IN ({ids}) AND ended_at IS NULL"
+"""Which of these leases are still open."""
 
 LIVE_WORKERS = """
     SELECT id, incarnation, lock_device, lock_inode FROM relay_queue_worker
@@ -92,9 +92,12 @@ def busy_queues() -> set[str]:
     return {row[0] for row in _fetch(BUSY_QUEUES)}
 
 
-def open_leases(worker_id: int) -> set[int]:
-    """Return the ids of the leases that a worker holds."""
-    return {row[0] for row in _fetch(OPEN_LEASES, [worker_id])}
+def open_leases(lease_ids: Collection[int]) -> set[int]:
+    """Return which of these leases have not ended."""
+    if not lease_ids:
+        return set()
+    statement = OPEN_LEASES.format(ids=", ".join(["%s"] * len(lease_ids)))
+    return {row[0] for row in _fetch(statement, list(lease_ids))}
 
 
 def live_workers(but: int) -> list[OtherWorker]:

@@ -71,6 +71,7 @@ RECORD_REFUSAL = """
 """
 """Write on a lease that its owner came back late, with which verb, and why it was refused."""
 
+ACK_CASTS = ("bigint", "text")
 LEASE_CASTS = ("bigint", "text", "text", "text", "text")
 MOVE_CASTS = (
     "bigint",
@@ -213,8 +214,8 @@ def release(tx: Transaction, lease_id: int, token: str) -> Settled:
 
 def read_running(tx: Transaction, job_ids: Sequence[int]) -> list[RunningJob]:
     """Return the running ones among these jobs, with what decides where they go."""
-    ids = ", ".join(["%s"] * len(job_ids))
-    return [RunningJob(row) for row in tx.fetch(READ_RUNNING.format(ids=ids), list(job_ids))]
+    rows = tx.fetch(tx.ids(READ_RUNNING, len(job_ids)), list(job_ids))
+    return [RunningJob(row) for row in rows]
 
 
 def back_off(tx: Transaction, step: Step, delay_seconds: float) -> None:
@@ -233,7 +234,7 @@ def move(tx: Transaction, steps: Sequence[Step]) -> None:
         params += (step.job.job_id, step.state.value, step.attempt, step.rank)
         params += (step.available_at, finished_at, step.losses, step.error)
         tx.move(step.job.queue, State.RUNNING, step.state)
-    tx.execute(MOVE.format(rows=tx.dialect.rows(len(steps), MOVE_CASTS)), params)
+    tx.execute(tx.rows(MOVE, MOVE_CASTS, len(steps)), params)
 
 
 def _outcome(told: Settlement) -> Outcome:
@@ -253,8 +254,8 @@ def _end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> dict[int,
     params: list[Any] = []
     for told in settlements:
         params += (told.lease_id, told.token, _outcome(told).value, told.error, told.traceback)
-    rows = tx.dialect.rows(len(settlements), LEASE_CASTS)
-    return dict(tx.fetch(END_LEASES.format(rows=rows), [*params, tx.now_db, tx.now_db]))
+    statement = tx.rows(END_LEASES, LEASE_CASTS, len(settlements))
+    return dict(tx.fetch(statement, [*params, tx.now_db, tx.now_db]))
 
 
 def _succeed(
@@ -265,8 +266,7 @@ def _succeed(
     params: list[Any] = []
     for told in acks:
         params += (jobs[told.lease_id], told.result)
-    rows = tx.dialect.rows(len(acks), ("bigint", "text"))
-    queues = dict(tx.fetch(SUCCEED.format(rows=rows), [*params, tx.now_db]))
+    queues = dict(tx.fetch(tx.rows(SUCCEED, ACK_CASTS, len(acks)), [*params, tx.now_db]))
     placed = {}
     for told in acks:
         job_id = jobs[told.lease_id]
@@ -307,8 +307,7 @@ def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
 
 
 def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
-    ids = ", ".join(["%s"] * len(late))
-    rows = tx.fetch(FIND_REFUSED.format(ids=ids), [told.lease_id for told in late])
+    rows = tx.fetch(tx.ids(FIND_REFUSED, len(late)), [told.lease_id for told in late])
     found = {row[0]: row for row in rows}
     placed = {}
     for told in late:

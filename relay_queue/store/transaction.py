@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -22,6 +23,21 @@ ADD_TO_COUNTS = """
     ON CONFLICT (queue, state, shard) DO UPDATE SET n = relay_queue_queuecount.n + excluded.n
 """
 """Add to the number of jobs per queue and state."""
+
+COUNT_CASTS = ("text", "text", "smallint", "bigint")
+
+Casts = tuple[str, ...]
+"""The column types of a VALUES list, for databases that cannot guess them."""
+
+
+@lru_cache(maxsize=2048)
+def _with_rows(dialect: Dialect, statement: str, casts: Casts, count: int) -> str:
+    return statement.format(rows=dialect.rows(count, casts))
+
+
+@lru_cache(maxsize=2048)
+def _with_ids(statement: str, count: int) -> str:
+    return statement.format(ids=", ".join(["%s"] * count))
 
 
 class Transaction:
@@ -40,6 +56,14 @@ class Transaction:
         # Django's query log (DEBUG) formats statements itself and knows only its own placeholders.
         self._sql = str if connection.queries_logged else dialect.sql
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def rows(self, statement: str, casts: Casts, count: int) -> str:
+        """Return a statement with ``{rows}`` written out as ``count`` rows of these types."""
+        return _with_rows(self.dialect, statement, casts, count)
+
+    def ids(self, statement: str, count: int) -> str:
+        """Return a statement with ``{ids}`` written out as ``count`` places."""
+        return _with_ids(statement, count)
 
     def execute(self, statement: str, params: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it touched."""
@@ -69,9 +93,8 @@ class Transaction:
         changes = sorted((q, s, n) for (q, s), n in self._counts.items() if n)
         self._counts.clear()
         if changes:
-            rows = self.dialect.rows(len(changes), ("text", "text", "smallint", "bigint"))
             params = [value for q, s, n in changes for value in (q, s, 0, n)]
-            self.execute(ADD_TO_COUNTS.format(rows=rows), params)
+            self.execute(self.rows(ADD_TO_COUNTS, COUNT_CASTS, len(changes)), params)
 
     def close(self) -> None:
         """Give the cursor back."""

@@ -144,9 +144,9 @@ class Loop:
         self.queues, self.limited = self._own(found.queues), found.limited
         if not found.ready.isdisjoint(self.queues):
             self.pace.more = True
-        if self.leases:
-            for lease_id in self.leases.ids() - store.inspect.open_leases(self.identity.worker_id):
-                self._lose(lease_id, "the job was cancelled, or another ended its lease")
+        held = self.leases.ids()
+        for lease_id in held - store.inspect.open_leases(held):
+            self._lose(lease_id, "the job was cancelled, or another ended its lease")
 
     def _own(self, queues: Iterable[str]) -> list[str]:
         """Return the queues that this worker serves, in the order that it was given."""

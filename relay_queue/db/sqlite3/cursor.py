@@ -69,12 +69,18 @@ class GatedCursor(SQLiteCursorWrapper):
         self._fetched = None
         super().close()
 
+    def convert_query(self, query: str, *, param_names: list[str] | None = None) -> str:
+        """Return the query in sqlite3's own style; at once if nothing in it needs converting."""
+        if param_names is None and "%" not in query:
+            return query
+        return super().convert_query(query, param_names=param_names)
+
     def _run_inside(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run a statement of an open transaction and notice if that ended by it."""
         try:
             result = run(*args)
         except BaseException as error:
-            if not self.connection.in_transaction:
+            if not self.db.in_transaction():
                 self.db.transaction_lost(error)
             raise
         if not self.connection.in_transaction:
