@@ -151,8 +151,9 @@ class Gate:
             waiter.granted.release()
             return
         if self._helper is None:
-            self._helper = threading.Thread(target=self._serve, name="writer-gate", daemon=True)
-            self._helper.start()
+            helper = threading.Thread(target=self._serve, name="writer-gate", daemon=True)
+            helper.start()
+            self._helper = helper
         self._asked = True
         self._wanted.release()
 

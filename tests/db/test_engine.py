@@ -87,6 +87,31 @@ def test_the_users_journal_mode_is_kept(connect: Any) -> None:
     assert execute(connection, "PRAGMA journal_mode") == [("truncate",)]
 
 
+def test_an_init_command_that_writes_passes_the_gate(
+    connect: Any, connection: Any, gate_path: Path, rows: Rows
+) -> None:
+    writing = connect(timeout=0.01, init_command="INSERT INTO t VALUES (1)")
+    with held_elsewhere(gate_path), pytest.raises(OperationalError, match="database is locked"):
+        writing.ensure_connection()
+    writing.ensure_connection()
+    assert rows() == [1]
+    assert not is_locked(gate_path)
+
+
+# The connection left behind is closed by its last reference; a recorded warning is one.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_connection_that_is_thrown_away_unclosed_gives_the_gate_back(
+    connection: Any, gate_path: Path, rows: Rows
+) -> None:
+    transaction.atomic(using=connection.alias).__enter__()
+    connection.connection = None
+    gc.collect()
+    connection.connect()
+    assert not is_locked(gate_path)
+    execute(connection, "INSERT INTO t VALUES (1)")
+    assert rows() == [1]
+
+
 @pytest.mark.parametrize("mode", ["DEFERRED", "EXCLUSIVE", "immediate", None])
 def test_the_users_transaction_mode_is_kept_and_gated(
     connect: Any, gate_path: Path, mode: str | None

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from django.db.backends.sqlite3 import base
-from django.db.backends.sqlite3.base import Database
 
 from relay_queue.db.gate import GateTimeout, Permit, gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
 from relay_queue.db.sqlite3.cursor import GatedCursor
+from relay_queue.db.sqlite3.statements import is_read_only
 
 DEFAULT_TIMEOUT_SECONDS = 20.0
 JOURNAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -48,6 +48,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
     """
 
     creation_class = DatabaseCreation
+    init_commands: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -71,29 +72,29 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
         """Open the database and see to it that it keeps a write-ahead log."""
         self.drop_permit()  # of a connection that was thrown away unclosed, as after a fork
-        connection: sqlite3.Connection = super().get_new_connection(conn_params)
+        commands = (command.strip() for command in self.init_commands)
+        if not all(is_read_only(command) for command in commands if command):
+            self.take_permit()
         try:
+            connection: sqlite3.Connection = super().get_new_connection(conn_params)
             if self._sets_journal_mode:
                 self._use_wal(connection)
-        except BaseException:
-            connection.close()
-            raise
+        finally:
+            self.drop_permit()
         return connection
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         """Turn the log on. It stays on in the file, so this writes once in its life."""
-        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode in ("wal", "memory"):
-            return
-        self.take_permit()
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
-        except Database.OperationalError as error:
+            mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+            if mode not in ("wal", "memory"):
+                self.take_permit()
+                connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as error:
             # Whoever can only read has no use for the log.
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
+                connection.close()
                 raise
-        finally:
-            self.drop_permit()
 
     def create_cursor(self, name: str | None = None) -> GatedCursor:
         """Return a cursor whose writes pass the gate."""
@@ -114,7 +115,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         try:
             self.permit = gate.acquire(self.timeout_seconds)
         except GateTimeout as timeout:
-            error = Database.OperationalError(f"database is locked ({timeout})")
+            error = sqlite3.OperationalError(f"database is locked ({timeout})")
             # So that callers can tell by the code, as with an error of SQLite itself.
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             error.sqlite_errorname = "SQLITE_BUSY"
@@ -129,7 +130,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def drop_permit_unless_in_transaction(self) -> None:
         """Let the gate go, unless SQLite is in a transaction that may write."""
-        if self.permit is not None and not self._in_transaction():
+        if self.permit is not None and not self.in_transaction():
             self.drop_permit()
 
     def transaction_lost(self, error: BaseException) -> None:
@@ -139,10 +140,11 @@ class DatabaseWrapper(base.DatabaseWrapper):
             self.needs_rollback = True
             self.rollback_exc = error
 
-    def _in_transaction(self) -> bool:
+    def in_transaction(self) -> bool:
+        """Whether SQLite is in a transaction; False too if the connection was closed."""
         try:
             return self.connection is not None and self.connection.in_transaction
-        except Database.ProgrammingError:  # closed behind Django's back
+        except sqlite3.ProgrammingError:  # closed behind Django's back
             return False
 
     # ---- Transactions -----------------------------------------------------------------
@@ -151,35 +153,35 @@ class DatabaseWrapper(base.DatabaseWrapper):
         with self.wrap_database_errors:
             self.take_permit()
         try:
-            super()._start_transaction_under_autocommit()
+            super()._start_transaction_under_autocommit()  # type: ignore[misc]
         finally:
             self.drop_permit_unless_in_transaction()
 
     def _set_autocommit(self, autocommit: bool) -> None:
         try:
-            super()._set_autocommit(autocommit)
+            super()._set_autocommit(autocommit)  # type: ignore[misc]
         finally:
             self.drop_permit_unless_in_transaction()
 
     def _commit(self) -> None:
         try:
-            super()._commit()
+            super()._commit()  # type: ignore[misc]
         finally:
             self.drop_permit_unless_in_transaction()
 
     def _rollback(self) -> None:
         try:
-            super()._rollback()
+            super()._rollback()  # type: ignore[misc]
         finally:
             self.drop_permit_unless_in_transaction()
 
     def _close(self) -> None:
         try:
-            if self._in_transaction():
+            if self.in_transaction():
                 # A cursor that is still referenced keeps a closed connection, its transaction
                 # and the write lock alive.
-                with suppress(Database.Error):
+                with suppress(sqlite3.Error):
                     self.connection.rollback()
-            super()._close()
+            super()._close()  # type: ignore[misc]
         finally:
             self.drop_permit()

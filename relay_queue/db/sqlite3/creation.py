@@ -16,7 +16,7 @@ class DatabaseCreation(creation.DatabaseCreation):
     def _clone_test_db(self, suffix: str, verbosity: int, keepdb: bool = False) -> None:
         source = self.connection.settings_dict["NAME"]
         if self.is_in_memory_db(source):
-            super()._clone_test_db(suffix, verbosity, keepdb)
+            super()._clone_test_db(suffix, verbosity, keepdb)  # type: ignore[misc]
             return
         target = self.get_test_db_clone_settings(suffix)["NAME"]
         if os.path.exists(target):
