@@ -38,12 +38,20 @@ def say_to(log: str, text: str) -> None:
     os.close(descriptor)
 
 
+def next_order(control: int) -> bytes:
+    """Wait for one order; empty once the supervisor is gone."""
+    try:
+        return os.read(control, 1)
+    except ConnectionResetError:  # it died before it had read READY
+        return b""
+
+
 def obey(say: Say, options: WorkerOptions, control: int) -> int:
     """Get ready, report every order, and end on the orders that say so."""
     os.write(control, READY)
     say(f"ready {options.name}")
     while True:
-        order = os.read(control, 1)
+        order = next_order(control)
         say(f"order {order.decode() or 'eof'}")
         if order in {b"d", b"q", b""}:
             return 0
