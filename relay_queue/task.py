@@ -62,6 +62,11 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
     Made by the decorators. Raises the framework's ``InvalidTask`` if an option is out of bounds.
     """
 
+    # The framework's own fields again, since in Django 6.0 they have no defaults.
+    priority: int = DEFAULT_TASK_PRIORITY
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME
+    run_after: datetime | None = None
     max_attempts: int | None = None
     """Charged attempts before the job goes to the dead letters."""
     backoff: Backoff | None = None

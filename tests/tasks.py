@@ -173,6 +173,18 @@ def create_group_atomically(name: str, then: str = "") -> int:
     transaction.on_commit(lambda: calls.append(f"committed {name}"))
     if then == "fail":
         raise ValueError("after the write")
+    if then == "exit":
+        raise SystemExit("after the write")
+    if then == "close":
+        connection.close()
+    if then == "close the handle":
+        connection.connection.close()
+    if then == "leave a block open":
+        transaction.atomic().__enter__()
+    if then == "roll back":
+        transaction.set_rollback(True)
+    if then == "unstorable":
+        return {1}  # type: ignore[return-value]
     if then == "hook":
         transaction.on_commit(_broken_hook)
     if then == "wait":

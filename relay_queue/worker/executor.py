@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.signals import setting_changed
-from django.db import transaction
+from django.db import connections, transaction
 from django.dispatch import Signal
 
-from relay_queue import clock, payload, store
+from relay_queue import clock, conf, payload, store
 from relay_queue.compat import (
     AnyResult,
     AnyTask,
@@ -175,6 +175,7 @@ def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]
     writes are rolled back then.
     """
     committed: list[bool] = []
+    alone = not connections[conf.get().database].in_atomic_block
     try:
         with store.transaction(wait_seconds=call.context.remaining_seconds()) as tx:
             # The first hook of this commit: a later one that raises must not look like a rollback.
@@ -187,6 +188,8 @@ def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]
             (settled,) = store.settle(tx, [settlement])
             if not settled.accepted:
                 raise Cancelled(f"the ack was refused and its writes rolled back: {settled.reason}")
+        if alone and not committed:
+            raise RuntimeError("the function left an atomic block open, so nothing was committed")
     except BaseException:
         if not committed:
             raise

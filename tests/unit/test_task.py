@@ -12,7 +12,7 @@ import pytest
 from django.test import override_settings
 
 from relay_queue.backoff import Backoff
-from relay_queue.compat import InvalidTask, Task, task_backends
+from relay_queue.compat import InvalidTask, Task
 from relay_queue.exceptions import InvalidJob, UnknownTask
 from relay_queue.task import RelayTask, as_enqueued, resolve, task
 from tests import tasks
@@ -183,7 +183,9 @@ def test_alias_must_be_backed_by_relay() -> None:
 
 def test_task_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with override_settings(TASKS=IMMEDIATE):
-        foreign = task_backends["other"].task_class(func=tasks.plain, backend="other")
+        foreign = Task(
+            func=tasks.plain, backend="other", priority=0, queue_name="default", run_after=None
+        )
         monkeypatch.setattr(tasks, "plain", foreign)
         with pytest.raises(UnknownTask, match="does not back"):
             resolve("tests.tasks.plain", "default")

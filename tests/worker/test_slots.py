@@ -16,7 +16,7 @@ from relay_queue.worker.executor import Finished
 from relay_queue.worker.slots import Slots
 from tests import tasks
 from tests.conftest import wait_until
-from tests.worker.claims import claim_of
+from tests.worker.claims import claim_next, claim_of, settle
 
 Make = Callable[[int], Slots]
 
@@ -290,6 +290,25 @@ def test_next_function_finds_a_usable_connection(
     start(slots, claim_of(tasks.create_group, "next"))
     assert take(slots, 1)[0].settlement.verb == "ack"
     assert list(Group.objects.values_list("name", flat=True)) == ["next"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "then",
+    ["fail", "exit", "close", "close the handle", "leave a block open", "roll back", "unstorable"],
+)
+def test_misbehaving_atomic_function_leaves_nothing_behind(make: Make, then: str) -> None:
+    tasks.create_group_atomically.enqueue("never", then=then)
+    slots = make(1)
+    start(slots, *claim_next())
+    (finished,) = take(slots, 1)
+    assert (finished.settlement.verb, finished.settled) == ("nack", None)
+    assert not Group.objects.exists()
+    assert settle(finished.settlement).state == "retrying"
+    tasks.create_group_atomically.enqueue("next")
+    start(slots, *claim_next())
+    assert take(slots, 1)[0].settled is not None
+    assert Group.objects.get().name == "next"
 
 
 @pytest.mark.django_db(transaction=True)
