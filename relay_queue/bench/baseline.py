@@ -1,0 +1,207 @@
+"""Bare ``sqlite3`` doing the same row changes: what this machine gives without Relay.
+
+Same tables, indexes, file system, log and ``synchronous=FULL``; no Django, no tokens to check, no
+time limits, and no fairness. Imports nothing of Django, since processes of its own run it too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from relay_queue import clock
+from relay_queue.bench.measuring import BenchError, timed
+
+BUSY_SECONDS = 20.0
+WARM_UP_SECONDS = 1.0
+
+INSERT = "INSERT INTO bare_job ({columns}) VALUES ({marks})"
+PICK = "SELECT id FROM bare_job WHERE queue = ? AND state = 'ready' ORDER BY rank, id LIMIT ?"
+START = """
+    UPDATE bare_job SET state = 'running', attempt = attempt + 1, started_at = ? WHERE id = ?
+"""
+GRANT = """
+    INSERT INTO bare_lease (job_id, attempt, token, worker_id, acquired_at, expires_at, error,
+                            traceback, refused_verb, refused_reason)
+    VALUES (?, 1, ?, 1, ?, ?, '', '', '', '')
+"""
+END = "UPDATE bare_lease SET ended_at = ?, outcome = 'acked' WHERE id = ? AND token = ?"
+SUCCEED = "UPDATE bare_job SET state = 'succeeded', finished_at = ?, result = 'null' WHERE id = ?"
+COUNT = "UPDATE bare_queuecount SET n = n + ? WHERE queue = ? AND state = ?"
+
+_Held = tuple[int, str, int]
+"""Lease id, token, job id."""
+
+
+class Bare:
+    """A database with copies of Relay's tables, worked by plain statements. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path``, which `like` has made."""
+        self._connection = connect(path)
+        description = self._connection.execute("SELECT * FROM bare_template").description
+        self._template: tuple[Any, ...] = self._connection.execute(
+            "SELECT * FROM bare_template"
+        ).fetchone()
+        names = [column[0] for column in description]
+        self._insert = INSERT.format(columns=", ".join(names), marks=", ".join("?" * len(names)))
+        self._queue = self._template[names.index("queue")]
+
+    @classmethod
+    def like(cls, path: Path, relay: Path) -> Bare:
+        """Make ``path`` with the tables of the Relay database ``relay`` and one of its jobs.
+
+        The tables have other names, so that nothing here can be taken for a write of Relay's.
+        """
+        source = sqlite3.connect(f"file:{relay}?mode=ro", uri=True)
+        copy = connect(path)
+        for (statement,) in source.execute(
+            "SELECT sql FROM sqlite_master WHERE sql LIKE '%relay_queue_%' ORDER BY type DESC"
+        ):
+            copy.execute(statement.replace("relay_queue_", "bare_"))
+        cursor = source.execute("SELECT * FROM relay_queue_job ORDER BY id LIMIT 1")
+        row, names = cursor.fetchone(), [column[0] for column in cursor.description]
+        source.close()
+        if row is None:
+            raise BenchError(f"{relay} has no job to take as the model of a row")
+        job = {**dict(zip(names, row, strict=True)), "state": "ready", "attempt": 0, "result": None}
+        del job["id"]
+        copy.execute(f"CREATE TABLE bare_template ({', '.join(job)})")
+        copy.execute(
+            f"INSERT INTO bare_template VALUES ({', '.join('?' * len(job))})", [*job.values()]
+        )
+        states = [(job["queue"], state) for state in ("ready", "running", "succeeded")]
+        copy.executemany(
+            "INSERT INTO bare_queuecount (queue, state, shard, n) VALUES (?, ?, 0, 0)", states
+        )
+        copy.close()
+        return cls(path)
+
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def insert(self, jobs: int = 1) -> None:
+        """Insert like rows in one transaction."""
+        self._begin()
+        if jobs == 1:
+            self._connection.execute(self._insert, self._template)
+        else:
+            self._connection.executemany(self._insert, [self._template] * jobs)
+        self._commit()
+
+    def claim(self, limit: int) -> list[_Held]:
+        """Start up to ``limit`` jobs and grant their leases, inside the caller's transaction."""
+        run, now = self._connection.execute, str(clock.now().replace(tzinfo=None))
+        held = []
+        for (job_id,) in run(PICK, (self._queue, limit)).fetchall():
+            run(START, (now, job_id))
+            token = secrets.token_hex(16)
+            lease_id = run(GRANT, (job_id, token, now, now)).lastrowid
+            held.append((lease_id, token, job_id))
+        self._move("ready", "running", len(held))
+        return held
+
+    def ack(self, held: Sequence[_Held]) -> None:
+        """End leases and finish their jobs, inside the caller's transaction."""
+        run, now = self._connection.execute, str(clock.now().replace(tzinfo=None))
+        for lease_id, token, job_id in held:
+            run(END, (now, lease_id, token))
+            run(SUCCEED, (now, job_id))
+        self._move("running", "succeeded", len(held))
+
+    def rate(self, jobs: int, batch: int) -> float:
+        """Return jobs a second: each commit acks the last batch and claims the next."""
+        self.insert(jobs)
+        began = time.perf_counter()
+        held: list[_Held] = []
+        while True:
+            self._begin()
+            if held:
+                self.ack(held)
+            held = self.claim(batch)
+            self._commit()
+            if not held:
+                return jobs / (time.perf_counter() - began)
+
+    def two_commit_seconds(self, jobs: int) -> float:
+        """Return the time to claim and ack jobs one by one, with a commit for each of the two."""
+        self.insert(jobs)
+        began = time.perf_counter()
+        for _ in range(jobs):
+            self._begin()
+            held = self.claim(1)
+            self._commit()
+            self._begin()
+            self.ack(held)
+            self._commit()
+        return time.perf_counter() - began
+
+    def claim_seconds(self, jobs: int) -> list[float]:
+        """Return how long each of ``jobs`` claims of one job took, with its commit."""
+        self.insert(jobs)
+        return [timed(self._claim_one) for _ in range(jobs)]
+
+    def _claim_one(self) -> None:
+        self._begin()
+        self.claim(1)
+        self._commit()
+
+    def _move(self, from_state: str, to_state: str, n: int) -> None:
+        self._connection.execute(COUNT, (-n, self._queue, from_state))
+        self._connection.execute(COUNT, (n, self._queue, to_state))
+
+    def _begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _commit(self) -> None:
+        self._connection.execute("COMMIT")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a database that is as durable as Relay's."""
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    return connection
+
+
+def ungated_fairness(path: Path, processes: int, seconds: float, batch: int) -> float:
+    """Return smallest ÷ largest number of commits of writers that meet on SQLite's own lock."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    begin = time.monotonic() + WARM_UP_SECONDS
+    writers = [
+        context.Process(target=_contend, args=(path, begin, seconds, batch, results))
+        for _ in range(processes)
+    ]
+    try:
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        if any(writer.exitcode for writer in writers):
+            raise BenchError("a bare writer failed; its error is above")
+    finally:
+        for writer in writers:
+            if writer.is_alive():
+                writer.kill()
+    commits = [results.get() for _ in writers]
+    return min(commits) / max(commits)
+
+
+def _contend(path: Path, begin: float, seconds: float, batch: int, results: Any) -> None:
+    with Bare(path) as bare:
+        commits = 0
+        time.sleep(max(0.0, begin - time.monotonic()))
+        while time.monotonic() < begin + seconds:
+            bare.insert(batch)
+            commits += 1
+        results.put(commits)

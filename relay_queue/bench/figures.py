@@ -1,0 +1,125 @@
+"""The figures: what each is, what it is held to, and how a measurement is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A limit for a figure's value, or for its ratio to the baseline."""
+
+    of: Literal["value", "ratio"]
+    sign: Literal[">=", "<="]
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.sign} {self.limit:,g}"
+
+    def holds(self, value: float, ratio: float | None) -> bool:
+        """Say whether a measurement keeps the bar."""
+        judged = value if self.of == "value" else ratio
+        if judged is None:
+            return False
+        return judged >= self.limit if self.sign == ">=" else judged <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One figure: the module of this package that measures it, its unit, its bar, its meaning."""
+
+    family: str
+    unit: str
+    bar: Bar
+    meaning: str
+
+
+SPECS: Final[Mapping[str, Spec]] = {
+    "lease_ack_4x16": Spec(
+        "load", "jobs/s", Bar("value", ">=", 20_000), "claim and ack, 4 workers of 16 slots"
+    ),
+    "fair_share": Spec(
+        "load", "ratio", Bar("value", ">=", 0.85), "smallest share of 4 workers by the largest"
+    ),
+    "other_writer_p99": Spec(
+        "load", "ms", Bar("value", "<=", 25), "another program's write while 4 workers are busy"
+    ),
+    "lease_ack_1x1": Spec(
+        "single", "jobs/s", Bar("ratio", ">=", 0.85), "claim and ack, 1 worker of 1 slot"
+    ),
+    "claim_1m": Spec(
+        "depth", "jobs/s", Bar("ratio", ">=", 0.8), "claim and ack in a huge table by a small one"
+    ),
+    "enqueue_one": Spec("enqueue", "jobs/s", Bar("ratio", ">=", 0.65), "enqueue, one job a commit"),
+    "enqueue_bulk": Spec(
+        "enqueue", "jobs/s", Bar("value", ">=", 50_000), "enqueue, many jobs a commit"
+    ),
+    "pickup_p50": Spec("latency", "ms", Bar("value", "<=", 1), "enqueue returned to job entered"),
+    "pickup_p99": Spec("latency", "ms", Bar("value", "<=", 3), "the same, slowest of a hundred"),
+    "idle_cpu": Spec(
+        "resources", "% of a core", Bar("value", "<=", 0.3), "one worker with nothing to do"
+    ),
+    "kill_recovery_p50": Spec(
+        "recovery", "s", Bar("value", "<=", 1), "kill -9 to the job running in another process"
+    ),
+    "worker_rss": Spec(
+        "resources", "MiB", Bar("value", "<=", 10), "worker of 64 slots above an idle shell"
+    ),
+}
+"""The figures by name, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement, judged. ``context`` has what else was seen, by name."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: float | None
+    ratio: float | None
+    bar: str
+    ok: bool
+    baseline_is: str = ""
+    fault: str = ""
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        return asdict(self)
+
+
+def judge(
+    name: str,
+    value: float,
+    *,
+    baseline: float | None = None,
+    baseline_is: str = "",
+    fault: str = "",
+    **context: Any,
+) -> Figure:
+    """Hold a measurement to its bar. A ``fault`` fails it whatever the value is.
+
+    ``baseline_is`` says in a few words what the baseline did; both are in the figure's unit.
+    """
+    spec = SPECS[name]
+    ratio = value / baseline if baseline else None
+    return Figure(
+        name=name,
+        value=_rounded(value),
+        unit=spec.unit,
+        baseline=None if baseline is None else _rounded(baseline),
+        ratio=None if ratio is None else _rounded(ratio),
+        bar=str(spec.bar),
+        ok=spec.bar.holds(value, ratio) and not fault,
+        baseline_is=baseline_is,
+        fault=fault,
+        context=context,
+    )
+
+
+def _rounded(value: float) -> float:
+    """Keep five digits: no measurement here is better than that."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,117 @@
+"""``relay bench``: the speed of this machine, beside bare SQLite."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from relay_queue.bench import families, machine
+from relay_queue.bench.figures import SPECS
+from relay_queue.cli.base import Output, add_json
+
+HELP = (
+    "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
+    "(TMPDIR names another disk), beside bare SQLite on the same disk. Real workers run, every "
+    "commit is durable, and your own database is not touched. A full run takes up to ten minutes "
+    "and both wants and deserves an idle machine. Exits with 1 if a figure misses its bar."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_json(parser)
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        type=figure_name,
+        help=f"Measure these figures only: {', '.join(SPECS)}.",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="Small sizes: under a minute, and less exact."
+    )
+
+
+def figure_name(text: str) -> str:
+    """Check the name of a figure, for argparse. Raises ``ArgumentTypeError`` with the nearest."""
+    if text in SPECS:
+        return text
+    near = get_close_matches(text, SPECS, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"The figures are {', '.join(SPECS)}."
+    raise argparse.ArgumentTypeError(f"{text!r} is not a figure of bench. {hint}")
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Measure, show, and return 1 if any figure is not ok."""
+    names = options.only or list(SPECS)
+    with tempfile.TemporaryDirectory(prefix="relay-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        facts = machine.facts(folder)
+        if facts["filesystem"] in machine.IN_MEMORY:
+            out.warn(
+                f"{folder} is on {facts['filesystem']}, which keeps nothing: commits look faster "
+                "than they are. Set TMPDIR to a folder on a disk."
+            )
+        figures = _measure(names, folder, options.quick, out)
+    out.data({"figures": figures, "machine": facts})
+    out.line()
+    out.table(
+        ["figure", "value", "unit", "baseline", "ratio", "bar", "verdict"],
+        [_row(figure) for figure in figures],
+    )
+    _show_details(figures, out)
+    out.facts(facts, "machine")
+    return 0 if all(figure["ok"] for figure in figures) else 1
+
+
+def _measure(
+    names: Sequence[str], folder: Path, quick: bool, out: Output
+) -> list[Mapping[str, Any]]:
+    """Return the figures in the order of the table, showing what goes on."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for family, wanted in families.by_family(names).items():
+        out.line(f"{family}: {', '.join(wanted)}", "title")
+        say = _teller(out)
+        for figure in families.measure(family, wanted, folder / family, quick=quick, say=say):
+            found[figure["name"]] = figure
+            _tell(figure, out)
+    return [found[name] for name in SPECS if name in found]
+
+
+def _teller(out: Output) -> Any:
+    return lambda text: out.line(f"  {text} …", "dim")
+
+
+def _tell(figure: Mapping[str, Any], out: Output) -> None:
+    style = "good" if figure["ok"] else "bad"
+    value = "not measured" if figure["value"] is None else f"{figure['value']:,g} {figure['unit']}"
+    out.line(f"  {figure['name']} {value}, bar {figure['bar']}: {_verdict(figure)}", style)
+    if figure["fault"]:
+        out.line(f"    {figure['fault']}", "bad")
+
+
+def _verdict(figure: Mapping[str, Any]) -> str:
+    return "ok" if figure["ok"] else "MISSED"
+
+
+def _row(figure: Mapping[str, Any]) -> list[object]:
+    keys = ("name", "value", "unit", "baseline", "ratio", "bar")
+    return [*(figure[key] for key in keys), _verdict(figure)]
+
+
+def _show_details(figures: Sequence[Mapping[str, Any]], out: Output) -> None:
+    """Say what each baseline did and what else was seen."""
+    for figure in figures:
+        context = ", ".join(f"{name} {value}" for name, value in figure["context"].items())
+        parts = [SPECS[figure["name"]].meaning]
+        parts += [f"baseline: {figure['baseline_is']}"] if figure["baseline_is"] else []
+        out.line()
+        out.line(f"{figure['name']}: {'; '.join(parts)}")
+        if context:
+            out.line(f"  {context}", "dim")
+    out.line()
