@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any, ClassVar
 
@@ -151,6 +152,22 @@ async def exit_in_child_task() -> None:
     while not child.done():
         await asyncio.sleep(0)
     child.exception()
+
+
+@task
+def fork_and_return() -> int:
+    return os.fork()
+
+
+@task
+def fork_and_raise() -> None:
+    raise ValueError(str(os.fork()))
+
+
+@task
+def note_queries() -> None:
+    calls.append(len(connection.queries_log))
+    Group.objects.exists()
 
 
 @task

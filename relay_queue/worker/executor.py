@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
@@ -84,7 +85,14 @@ class Call:
 
     def invoke(self) -> Any:
         """Call the function in a copy of the context: what it sets there ends with it."""
-        return copy_context().run(self._call)
+        process = os.getpid()
+        try:
+            return copy_context().run(self._call)
+        finally:
+            if os.getpid() != process:
+                # A child that the function forked and did not end. It has our descriptors but not
+                # our threads, and would report the outcome a second time.
+                os._exit(0)
 
     async def invoke_async(self) -> Outcome:
         """Await the function, up to the deadline of the attempt. Never raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connection, connections
+from django.test import override_settings
 
 from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
@@ -225,6 +227,17 @@ def test_broken_executor_never_shrinks_the_pool(
     assert take(slots, 1)[0].settlement.verb == "ack"
 
 
+@pytest.mark.parametrize("task", [tasks.fork_and_return, tasks.fork_and_raise])
+def test_forked_child_ends_where_the_function_does(make: Make, rings: list[str], task: Any) -> None:
+    slots = make(1)
+    start(slots, claim_of(task))
+    (finished,) = take(slots, 1)
+    told = finished.settlement.result or finished.settlement.message.removeprefix("ValueError: ")
+    assert os.waitpid(int(told), 0) == (int(told), 0)
+    start(slots, claim_of(tasks.noop))
+    take(slots, 1)
+
+
 # --- Coroutines ----------------------------------------------------------------------------
 
 
@@ -324,6 +337,19 @@ def test_sound_connection_is_kept_as_long_as_the_settings_say(
     first, second = tasks.calls
     assert (first is second) is same
     tasks.calls.clear()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_log_of_queries_does_not_grow_under_debug(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "CONN_MAX_AGE", None)
+    slots = make(1)
+    with override_settings(DEBUG=True):
+        for _ in range(2):
+            start(slots, claim_of(tasks.note_queries))
+            take(slots, 1)
+    assert tasks.calls == [0, 0]
 
 
 @pytest.mark.django_db(transaction=True)
