@@ -47,6 +47,7 @@ SHORT_TIMEOUT_MS: Final = 1_000
 # Workers beat every few seconds; a clock that differs by less than this harms nothing.
 CLOCK_SLACK_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 120.0
+SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "bad"}
 
 
@@ -153,7 +154,7 @@ def _pragmas() -> Iterator[Finding]:
         ),
         "synchronous": (
             values["synchronous"] >= 2,
-            "Committed jobs may be lost when the power fails. Set it to FULL (2).",
+            "Committed jobs may be lost when the power fails. Set it to FULL.",
         ),
         "busy_timeout": (
             values["busy_timeout"] >= SHORT_TIMEOUT_MS,
@@ -162,9 +163,9 @@ def _pragmas() -> Iterator[Finding]:
         "foreign_keys": (values["foreign_keys"] == 1, "Set PRAGMA foreign_keys=ON."),
     }
     for name, (well, hint) in sound.items():
-        yield Finding(
-            f"pragma {name}", "ok" if well else "warn", str(values[name]), "" if well else hint
-        )
+        value = values[name]
+        shown = SYNCHRONOUS.get(value, str(value)) if name == "synchronous" else str(value)
+        yield Finding(f"pragma {name}", "ok" if well else "warn", shown, "" if well else hint)
 
 
 def _log() -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """Recover ends what is expired and what belonged to workers that are proven dead."""
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay_queue import clock
-from tests.conftest import Project
+from tests.conftest import Project, wait_until
 from tests.store import actions
 
 Relay = Callable[..., Any]
@@ -54,10 +55,6 @@ time.sleep(60)
 def test_leases_of_dead_workers_are_ended_and_those_of_the_living_are_not(
     project: Project,
 ) -> None:
-    import json
-
-    from tests.conftest import wait_until
-
     project.python(WORKER, "d", "die", check=False)
     living = project.spawn_python(WORKER, "a", "live")
     wait_until(lambda: "holds job" in project.log(living))

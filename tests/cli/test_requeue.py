@@ -1,6 +1,7 @@
 """Requeue and cancel change named or found jobs, and say what they skipped."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -133,3 +134,15 @@ def test_long_lists_are_cut_in_text_and_whole_in_json(relay: Relay) -> None:
     assert "and 3 more" in relay("cancel", *range(1000, 1023)).text
     answer = relay("requeue", "--all-dead", "--yes", "--json")
     assert len(answer.data["changed"]) == selection.SHOWN_IDS + 3
+
+
+@pytest.mark.parametrize(("answer", "state"), [("y", "ready"), ("", "dead"), ("no", "dead")])
+def test_person_at_a_terminal_is_asked(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch, answer: str, state: str
+) -> None:
+    job_ids = dead(count=2)
+    monkeypatch.setattr(selection.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    with suppress(CommandError):
+        relay("requeue", "--all-dead")
+    assert {actions.state(job_id) for job_id in job_ids} == {state}

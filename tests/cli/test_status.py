@@ -9,6 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from relay_queue import clock
+from relay_queue.cli import status
 from relay_queue.store import report
 from tests.store import actions
 
@@ -70,7 +71,7 @@ def test_empty_queue_says_what_to_do(relay: Relay) -> None:
     assert "manage.py runworker" in text
 
 
-def test_status_never_reads_the_whole_job_table(busy: None) -> None:
+def test_status_never_reads_a_whole_table(busy: None) -> None:
     with CaptureQueriesContext(
         connection,
     ) as queries:
@@ -90,3 +91,20 @@ def test_late_returns_are_counted(relay: Relay) -> None:
     actions.cancel(held.job_id)
     actions.ack(held)
     assert relay("status", "--json").data["refused_last_day"] == 1
+
+
+def test_watch_shows_it_again_until_ctrl_c(
+    relay: Relay, busy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", nap)
+    answer = relay("status", "--watch", "5")
+    assert naps == [5.0, 5.0, 5.0]
+    assert answer.text.count("Relay at ") == 3
+    assert answer.code == 130

@@ -1,10 +1,12 @@
 """Verify names each planted fault, and condemns no history that the store wrote itself."""
 
+import json
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from django.db import connection
@@ -252,6 +254,20 @@ def test_large_payloads_are_read_a_part_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert [fault.job_id for fault in faults()] == job_ids
 
 
+@pytest.mark.django_db(transaction=True)
+def test_log_can_be_checkpointed_between_two_ranges() -> None:
+    enqueue(20)
+    checkpoints: list[tuple[int, int, int]] = []
+
+    def checkpoint(what: str, done: int, total: int) -> None:
+        if what == "jobs":
+            with closing(sqlite3.connect(connection.settings_dict["NAME"])) as other:
+                checkpoints.append(other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+
+    assert verify(jobs_per_range=5, progress=checkpoint).ok
+    assert [busy for busy, _, _ in checkpoints] == [0, 0, 0, 0]
+
+
 def test_kept_faults_are_bounded_and_the_count_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(20)
     run("UPDATE relay_queue_job SET checksum = 0")
@@ -386,8 +402,6 @@ print(json.dumps({"kinds": [f.kind for f in answer.faults], "notes": answer.note
 
 
 def verify_file(project: Project) -> dict[str, list[str]]:
-    import json
-
     return json.loads(project.python(VERIFY, str(project.database)).stdout)
 
 
@@ -436,13 +450,12 @@ def test_damaged_page_is_named(project: Project) -> None:
 
 def test_lease_of_no_job_is_named(project: Project) -> None:
     project.python(ENQUEUE)
-    with sqlite3.connect(project.database) as raw:
+    with closing(sqlite3.connect(project.database)) as raw, raw:
         raw.execute(
             "INSERT INTO relay_queue_lease (job_id, attempt, token, acquired_at, expires_at, error,"
             " traceback, refused_verb, refused_reason)"
             " VALUES (99999, 1, 'x', '2026-01-01', '2026-01-01', '', '', '', '')"
         )
-    raw.close()
     answer = verify_file(project)
     assert answer["kinds"] == ["foreign_key"]
 
