@@ -98,6 +98,14 @@ def test_an_init_command_that_writes_passes_the_gate(
     assert not is_locked(gate_path)
 
 
+def test_an_init_command_that_fails_lets_the_gate_go(connect: Any, gate_path: Path) -> None:
+    failing = connect(init_command="INSERT INTO missing VALUES (1)")
+    with pytest.raises(OperationalError, match="no such table"):
+        failing.ensure_connection()
+    assert not is_locked(gate_path)
+    assert failing.permit is None
+
+
 # The connection left behind is closed by its last reference; a recorded warning is one.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_connection_that_is_thrown_away_unclosed_gives_the_gate_back(
@@ -230,13 +238,14 @@ def test_closing_in_the_middle_of_a_block_lets_the_gate_and_the_lock_go(
     connection: Any, database: Path, gate_path: Path, rows: Rows
 ) -> None:
     with transaction.atomic(using=connection.alias):
+        execute(connection, "INSERT INTO t VALUES (1), (2), (3)")
         cursor = connection.cursor()
-        cursor.execute("INSERT INTO t VALUES (1)")
+        cursor.execute("SELECT n FROM t")
         connection.close()
         assert not is_locked(gate_path)
-        # The cursor still refers to the closed connection, which keeps it and its locks alive.
+        # Rows of the cursor are still to come, which keeps a closed connection alive.
         assert can_write(database)
-        assert cursor is not None
+        del cursor
         with pytest.raises(DatabaseError):
             execute(connection, "INSERT INTO t VALUES (2)")
     assert rows() == []

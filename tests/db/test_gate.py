@@ -240,6 +240,13 @@ def test_a_zero_timeout_only_tries(gate: Gate, gate_path: Path) -> None:
     gate.acquire(0).release()
 
 
+def test_a_free_gate_is_left_to_the_process_that_is_next(gate: Gate, gate_path: Path) -> None:
+    """A waiter in another process needs a moment to wake up; nobody may overtake it then."""
+    with held_elsewhere(f"{gate_path}-next"), pytest.raises(GateTimeout):
+        gate.acquire(0.05)
+    gate.acquire(20).release()
+
+
 def test_the_watchdog_sees_who_holds_the_gate_without_waiting_for_it(gate: Gate) -> None:
     assert gate.held_seconds() is None
     with gate.acquire(1), gate._mutex:

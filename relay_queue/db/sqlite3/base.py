@@ -71,7 +71,6 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
         """Open the database and see to it that it keeps a write-ahead log."""
-        self.drop_permit()  # of a connection that was thrown away unclosed, as after a fork
         commands = (command.strip() for command in self.init_commands)
         if not all(is_read_only(command) for command in commands if command):
             self.take_permit()
@@ -80,6 +79,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             if self._sets_journal_mode:
                 self._use_wal(connection)
         finally:
+            # Also the permit of a connection before this one that was thrown away unclosed.
             self.drop_permit()
         return connection
 
@@ -178,8 +178,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def _close(self) -> None:
         try:
             if self.in_transaction():
-                # A cursor that is still referenced keeps a closed connection, its transaction
-                # and the write lock alive.
+                # A cursor with rows to come keeps a closed connection, its transaction and
+                # the write lock alive.
                 with suppress(sqlite3.Error):
                     self.connection.rollback()
             super()._close()  # type: ignore[misc]
