@@ -405,7 +405,7 @@ def verify_file(project: Project) -> dict[str, list[str]]:
     return json.loads(project.python(VERIFY, str(project.database)).stdout)
 
 
-def wal_of(project: Project):
+def wal_of(project: Project) -> Path:
     return project.database.with_name(project.database.name + "-wal")
 
 
