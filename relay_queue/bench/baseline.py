@@ -100,11 +100,11 @@ class Bare:
     def claim(self, limit: int) -> list[_Held]:
         """Start up to ``limit`` jobs and grant their leases, inside the caller's transaction."""
         run, now = self._connection.execute, str(clock.now().replace(tzinfo=None))
-        held = []
+        held: list[_Held] = []
         for (job_id,) in run(PICK, (self._queue, limit)).fetchall():
             run(START, (now, job_id))
             token = secrets.token_hex(16)
-            lease_id = run(GRANT, (job_id, token, now, now)).lastrowid
+            lease_id = run(GRANT, (job_id, token, now, now)).lastrowid or 0
             held.append((lease_id, token, job_id))
         self._move("ready", "running", len(held))
         return held
@@ -193,7 +193,7 @@ def ungated_fairness(path: Path, processes: int, seconds: float, batch: int) -> 
         for writer in writers:
             if writer.is_alive():
                 writer.kill()
-    commits = [results.get() for _ in writers]
+    commits: list[int] = [results.get() for _ in writers]
     return min(commits) / max(commits)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import relay_queue
-from relay_queue.bench.figures import SPECS
+from relay_queue.bench.figures import SPECS, Figure
 
 STOP_SECONDS = 30.0
 
@@ -53,16 +53,8 @@ def measure(
 
 
 def _unmeasured(name: str, fault: str) -> Mapping[str, Any]:
-    empty = {"value": None, "baseline": None, "ratio": None, "ok": False, "context": {}}
     spec = SPECS[name]
-    return {
-        "name": name,
-        "unit": spec.unit,
-        "bar": str(spec.bar),
-        "baseline_is": "",
-        "fault": fault,
-        **empty,
-    }
+    return Figure(name, None, spec.unit, None, None, str(spec.bar), False, fault=fault).as_data()
 
 
 @contextmanager

@@ -73,10 +73,14 @@ SPECS: Final[Mapping[str, Spec]] = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement, judged. ``context`` has what else was seen, by name."""
+    """One measurement, judged.
+
+    ``value`` is None if it could not be measured; ``fault`` then says why. ``context`` has what
+    else was seen, by name.
+    """
 
     name: str
-    value: float
+    value: float | None
     unit: str
     baseline: float | None
     ratio: float | None

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
-from uuid import uuid4
+from collections.abc import Iterator
+from datetime import datetime
 
-from django.contrib.sessions.models import Session
-from django.db import OperationalError
-
-from relay_queue import clock
 from relay_queue.bench import scratch
 from relay_queue.bench.baseline import Bare, ungated_fairness
 from relay_queue.bench.figures import Figure, judge
 from relay_queue.bench.measuring import BenchError, cpu_seconds, percentile, timed, wait_for
+from relay_queue.bench.neighbour import write_while
 from relay_queue.bench.run import Run
 from relay_queue.models import Lease
 from relay_queue.states import State
@@ -25,7 +20,6 @@ CONCURRENCY = 16
 # The first and the last jobs are left out: at the start workers feel their way up to full claims,
 # at the end there is not enough left for all of them.
 TRIMMED_SHARE = 0.1
-WRITE_PAUSE_SECONDS = 0.005
 
 
 def measure(run: Run) -> Iterator[Figure]:
@@ -115,7 +109,7 @@ def _other_writer(run: Run) -> Figure:
             scratch.enqueue(jobs)
         run.say("writing beside the busy workers")
         wait_for("the first finished job", lambda: scratch.count(State.SUCCEEDED), seconds=60)
-        writes = _write_while(lambda: scratch.count(State.READY) > jobs * TRIMMED_SHARE)
+        writes = write_while(lambda: scratch.count(State.READY) > jobs * TRIMMED_SHARE)
         scratch.wait_finished(fleet)
     with Bare.like(run.folder / "alone.sqlite3", database) as bare:
         alone = [timed(bare.insert) * 1000 for _ in range(run.size(500, 200))]
@@ -132,20 +126,3 @@ def _other_writer(run: Run) -> Figure:
         max_ms=round(max(milliseconds), 3),
         locked=locked,
     )
-
-
-def _write_while(busy: Callable[[], bool]) -> list[float | None]:
-    """Write one row after another, each in its own commit; return milliseconds, None if locked."""
-    taken: list[float | None] = []
-    while busy():
-        try:
-            taken.append(timed(_write_session) * 1000)
-        except OperationalError:
-            taken.append(None)
-        time.sleep(WRITE_PAUSE_SECONDS)
-    return taken
-
-
-def _write_session() -> None:
-    until = clock.now() + timedelta(days=1)
-    Session.objects.create(session_key=uuid4().hex, session_data="", expire_date=until)

@@ -16,6 +16,7 @@ from django.db import connection
 from django.db.models import Sum
 
 from relay_queue import store
+from relay_queue.backend import RelayBackend
 from relay_queue.bench.measuring import BenchError, wait_for
 from relay_queue.bench.tasks import noop
 from relay_queue.compat import task_backends
@@ -60,6 +61,7 @@ def _require_durable() -> None:
 def enqueue(jobs: int) -> None:
     """Enqueue no-op jobs through the public API, many in a commit."""
     backend = task_backends["default"]
+    assert isinstance(backend, RelayBackend)
     for start in range(0, jobs, BATCH):
         backend.enqueue_many([(noop, (), {})] * min(BATCH, jobs - start))
 
@@ -99,7 +101,8 @@ def wait_finished(fleet: Fleet) -> None:
 def acked_since(lease_id: int) -> list[datetime]:
     """Return when each lease after this one was acked, in order."""
     acked = Lease.objects.filter(id__gt=lease_id, outcome=Outcome.ACKED)
-    return list(acked.order_by("ended_at").values_list("ended_at", flat=True))
+    ends = acked.order_by("ended_at").values_list("ended_at", flat=True)
+    return [moment for moment in ends if moment is not None]
 
 
 def last_lease() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from relay_queue.bench import families, machine
 from relay_queue.bench.figures import SPECS
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.output import Style
 
 HELP = (
     "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
@@ -88,7 +89,7 @@ def _teller(out: Output) -> Any:
 
 
 def _tell(figure: Mapping[str, Any], out: Output) -> None:
-    style = "good" if figure["ok"] else "bad"
+    style: Style = "good" if figure["ok"] else "bad"
     value = "not measured" if figure["value"] is None else f"{figure['value']:,g} {figure['unit']}"
     out.line(f"  {figure['name']} {value}, bar {figure['bar']}: {_verdict(figure)}", style)
     if figure["fault"]:
