@@ -22,6 +22,8 @@ from relay_queue.worker.context import JobContext
 MAX_CLASS_PATH_CHARS = 255
 """The column that holds the path of an exception's class."""
 
+_OUR_MODULE = "relay_queue.worker.executor"
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -110,12 +112,9 @@ def _format(error: BaseException) -> str:
 def _own_frames(error: BaseException) -> TracebackType | None:
     """Return the traceback without the frames of Relay that lead to the function."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OUR_MODULES:
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") == _OUR_MODULE:
         frames = frames.tb_next
     return frames or error.__traceback__
-
-
-_OUR_MODULES = frozenset({"relay_queue.worker.executor", "relay_queue.worker.report"})
 
 
 def _delay_seconds(what: str, value: Any) -> float:

@@ -40,6 +40,14 @@ def run(claim: Claim, deadline: float | None = None) -> Finished:
     return execute(claim, context)
 
 
+@pytest.fixture
+def no_log() -> Iterator[None]:
+    """Log nothing: receivers log the very texts that not every test report can carry."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
 class Signals:
     """Records the framework's signals as (name, status, id)."""
 
@@ -191,7 +199,9 @@ POISON_CLAIMS = [
 
 
 @pytest.mark.parametrize("claim", POISON_CLAIMS, ids=lambda claim: f"{claim.task}-{claim.payload}")
-def test_whatever_is_raised_is_a_failed_attempt_with_storable_texts(claim: Claim) -> None:
+def test_whatever_is_raised_is_a_failed_attempt_with_storable_texts(
+    claim: Claim, no_log: None
+) -> None:
     settlement = run(claim).settlement
     assert (settlement.verb, settlement.fatal) == ("nack", False)
     assert settlement.error
@@ -204,17 +214,13 @@ def test_whatever_is_raised_is_a_failed_attempt_with_storable_texts(claim: Claim
     assert "\n" not in settlement.message
 
 
-def test_error_text_of_50_megabytes_is_bounded() -> None:
-    logging.disable()  # the framework's own receiver logs all of it
-    try:
-        settlement = run(claim_of(tasks.fail_at_length, 50_000_000)).settlement
-    finally:
-        logging.disable(logging.NOTSET)
+def test_error_text_of_50_megabytes_is_bounded(no_log: None) -> None:
+    settlement = run(claim_of(tasks.fail_at_length, 50_000_000)).settlement
     assert settlement.message.startswith("ValueError: xxx")
     assert (len(settlement.message), len(settlement.traceback)) == (500, 32_768)
 
 
-def test_class_that_will_not_tell_its_name_is_named_anyway() -> None:
+def test_class_that_will_not_tell_its_name_is_named_anyway(no_log: None) -> None:
     settlement = run(claim_of(tasks.poison, "anonymous")).settlement
     assert settlement.error == "tests.tasks.Anonymous"
     assert settlement.message == "Anonymous: who"
@@ -222,7 +228,7 @@ def test_class_that_will_not_tell_its_name_is_named_anyway() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", tasks.POISON)
-def test_poison_is_stored_and_charged(kind: str) -> None:
+def test_poison_is_stored_and_charged(kind: str, no_log: None) -> None:
     result = tasks.poison.enqueue(kind)
     (claim,) = claim_next()
     assert settle(run(claim).settlement).accepted
@@ -313,6 +319,22 @@ def test_failing_receivers_do_not_change_the_outcome(
         for signal in (signals.task_started, signals.task_finished):
             signal.disconnect(broken)
     assert "receiver" in caplog.text
+
+
+class BrokenHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("in the log handler")
+
+
+def test_failing_log_handlers_do_not_change_the_outcome() -> None:
+    handler = BrokenHandler()
+    logging.getLogger().addHandler(handler)
+    try:
+        assert run(claim_of(tasks.fail)).settlement.message == "ValueError: no"
+        unknown = run(stored_call("tests.tasks.removed", '{"args":[],"kwargs":{}}'))
+        assert unknown.settlement.fatal
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def test_receivers_find_the_exception_that_is_being_handled(
