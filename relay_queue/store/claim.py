@@ -35,7 +35,8 @@ GRANT = """
     INSERT INTO relay_queue_lease
         (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
          refused_verb, refused_reason)
-    SELECT job_id, attempt, token, expires_at, %s, %s, '', '', '', '' FROM granted
+    SELECT job_id, attempt, token, expires_at, %s, %s, '', '', '', ''
+    FROM granted WHERE job_id IS NOT NULL
     RETURNING id, job_id
 """
 """Open a lease for each started job."""
@@ -121,8 +122,7 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
     params: list[Any] = []
     for lease_id, token, seconds in leases:
         params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
-    statement = tx.rows(RENEW, RENEW_CASTS, len(leases))
-    return {row[0] for row in tx.fetch(statement, [*params, tx.now_db, tx.now_db])}
+    return {row[0] for row in tx.rows(RENEW, RENEW_CASTS, params, tx.now_db, tx.now_db)}
 
 
 _Pick = tuple[int, bool, int]
@@ -133,7 +133,7 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
     """Return in the order given the queues that have ready jobs and room, with that room."""
     if not queues:
         return []
-    rows = tx.fetch(tx.ids(CLAIMABLE, len(queues)), list(queues))
+    rows = tx.ids(CLAIMABLE, queues)
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {
         name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))
@@ -185,7 +185,7 @@ def _deal(picks: dict[str, list[_Pick]], limit: int, suspects: int) -> list[int]
 
 
 def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-    rows = tx.fetch(tx.ids(START, len(job_ids)), [tx.now_db, *job_ids])
+    rows = tx.ids(START, job_ids, tx.now_db)
     moved: dict[str, int] = defaultdict(int)
     for row in rows:
         moved[row[1]] += 1
@@ -202,8 +202,7 @@ def _condemn_altered(tx: Transaction, rows: list[tuple[Any, ...]]) -> list[tuple
         fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum
         (sound if fits else altered).append(row)
     if altered:
-        params = [tx.now_db, ALTERED, *(row[0] for row in altered)]
-        tx.execute(tx.ids(CONDEMN, len(altered)), params)
+        tx.ids(CONDEMN, [row[0] for row in altered], tx.now_db, ALTERED)
         for row in altered:
             tx.move(row[1], State.RUNNING, State.DEAD)
     return sound
@@ -227,8 +226,8 @@ def _grant(
         granted = _claim(tx, row, seconds, expires_at)
         claims.append(granted)
         params += (granted.job_id, granted.attempt, granted.token, expires_db)
-    statement = tx.rows(GRANT, GRANT_CASTS, len(claims))
-    lease_ids = {job: lease for lease, job in tx.fetch(statement, [*params, worker_id, tx.now_db])}
+    granted_rows = tx.rows(GRANT, GRANT_CASTS, params, worker_id, tx.now_db)
+    lease_ids = {job_id: lease_id for lease_id, job_id in granted_rows}
     for granted in claims:
         granted.lease_id = lease_ids[granted.job_id]
     return claims

@@ -214,7 +214,7 @@ def release(tx: Transaction, lease_id: int, token: str) -> Settled:
 
 def read_running(tx: Transaction, job_ids: Sequence[int]) -> list[RunningJob]:
     """Return the running ones among these jobs, with what decides where they go."""
-    rows = tx.fetch(tx.ids(READ_RUNNING, len(job_ids)), list(job_ids))
+    rows = tx.ids(READ_RUNNING, job_ids)
     return [RunningJob(row) for row in rows]
 
 
@@ -234,7 +234,7 @@ def move(tx: Transaction, steps: Sequence[Step]) -> None:
         params += (step.job.job_id, step.state.value, step.attempt, step.rank)
         params += (step.available_at, finished_at, step.losses, step.error)
         tx.move(step.job.queue, State.RUNNING, step.state)
-    tx.execute(tx.rows(MOVE, MOVE_CASTS, len(steps)), params)
+    tx.rows(MOVE, MOVE_CASTS, params)
 
 
 def _outcome(told: Settlement) -> Outcome:
@@ -254,8 +254,7 @@ def _end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> dict[int,
     params: list[Any] = []
     for told in settlements:
         params += (told.lease_id, told.token, _outcome(told).value, told.error, told.traceback)
-    statement = tx.rows(END_LEASES, LEASE_CASTS, len(settlements))
-    return dict(tx.fetch(statement, [*params, tx.now_db, tx.now_db]))
+    return dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
 
 
 def _succeed(
@@ -266,7 +265,7 @@ def _succeed(
     params: list[Any] = []
     for told in acks:
         params += (jobs[told.lease_id], told.result)
-    queues = dict(tx.fetch(tx.rows(SUCCEED, ACK_CASTS, len(acks)), [*params, tx.now_db]))
+    queues = dict(tx.rows(SUCCEED, ACK_CASTS, params, tx.now_db))
     placed = {}
     for told in acks:
         job_id = jobs[told.lease_id]
@@ -307,7 +306,7 @@ def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
 
 
 def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
-    rows = tx.fetch(tx.ids(FIND_REFUSED, len(late)), [told.lease_id for told in late])
+    rows = tx.ids(FIND_REFUSED, [told.lease_id for told in late])
     found = {row[0]: row for row in rows}
     placed = {}
     for told in late:

@@ -57,13 +57,26 @@ class Transaction:
         self._sql = str if connection.queries_logged else dialect.sql
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
 
-    def rows(self, statement: str, casts: Casts, count: int) -> str:
-        """Return a statement with ``{rows}`` written out as ``count`` rows of these types."""
-        return _with_rows(self.dialect, statement, casts, count)
+    def rows(
+        self, statement: str, casts: Casts, params: list[Any], *rest: Any
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement whose ``{rows}`` are the values in ``params``, and return its rows.
 
-    def ids(self, statement: str, count: int) -> str:
-        """Return a statement with ``{ids}`` written out as ``count`` places."""
-        return _with_ids(statement, count)
+        Padded with rows of NULL, which match nothing, to a power of two: a few statements then stay
+        prepared, whatever the number of rows. ``rest`` are the parameters behind the rows.
+        """
+        count = 1 << (len(params) // len(casts) - 1).bit_length()
+        params += [None] * (count * len(casts) - len(params))
+        return self.fetch(_with_rows(self.dialect, statement, casts, count), [*params, *rest])
+
+    def ids(self, statement: str, ids: Sequence[Any], *before: Any) -> list[tuple[Any, ...]]:
+        """Run a statement over ``{ids}``, padded by repetition as in `rows`; return its rows.
+
+        ``before`` are the parameters in front of the ids.
+        """
+        count = 1 << (len(ids) - 1).bit_length()
+        padding = [ids[-1]] * (count - len(ids))
+        return self.fetch(_with_ids(statement, count), [*before, *ids, *padding])
 
     def execute(self, statement: str, params: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it touched."""
@@ -94,7 +107,8 @@ class Transaction:
         self._counts.clear()
         if changes:
             params = [value for q, s, n in changes for value in (q, s, 0, n)]
-            self.execute(self.rows(ADD_TO_COUNTS, COUNT_CASTS, len(changes)), params)
+            statement = _with_rows(self.dialect, ADD_TO_COUNTS, COUNT_CASTS, len(changes))
+            self.execute(statement, params)
 
     def close(self) -> None:
         """Give the cursor back."""
