@@ -148,14 +148,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
             return False
 
     # ---- Transactions -----------------------------------------------------------------
-
-    def _start_transaction_under_autocommit(self) -> None:
-        with self.wrap_database_errors:
-            self.take_permit()
-        try:
-            super()._start_transaction_under_autocommit()  # type: ignore[misc]
-        finally:
-            self.drop_permit_unless_in_transaction()
+    # BEGIN takes the permit like every statement that may write, in the cursor.
 
     def _set_autocommit(self, autocommit: bool) -> None:
         try:
