@@ -79,7 +79,9 @@ class RelayBackend(BaseTaskBackend):
         if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
             raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
         try:
-            store.prepare(**self._job_options(task))
+            store.prepare(
+                idempotency_key=getattr(task, "idempotency_key", None), **self._job_options(task)
+            )
         except InvalidJob as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
 
@@ -91,7 +93,8 @@ class RelayBackend(BaseTaskBackend):
         Raises `InvalidJob` with its children, `QueueFull` and `IdempotencyConflict`; nothing is
         written then.
         """
-        job = store.prepare(args=args, kwargs=kwargs, **self._known_options(task))
+        key = getattr(task, "idempotency_key", None)
+        job = store.call(self._agree(task), args, kwargs, key)
         wait_seconds = getattr(task, "wait_seconds", None)
         if wait_seconds is None:
             with store.transaction() as tx:
@@ -114,9 +117,9 @@ class RelayBackend(BaseTaskBackend):
         taken = list(calls)
         # A batch mostly has a few tasks and many calls of each.
         tasks = {id(task): task for task, _, _ in taken}
-        options = {key: self._known_options(task) for key, task in tasks.items()}
+        agreed = {key: self._agree(task) for key, task in tasks.items()}
         jobs = [
-            store.prepare(args=args, kwargs=kwargs, **options[id(task)])
+            store.call(agreed[id(task)], args, kwargs, getattr(task, "idempotency_key", None))
             for task, args, kwargs in taken
         ]
         with store.transaction() as tx:
@@ -136,12 +139,12 @@ class RelayBackend(BaseTaskBackend):
         """
         return stored_result(result_id)
 
-    def _known_options(self, task: AnyTask) -> dict[str, Any]:
-        """Return the options of a task that a worker will find. Raises `UnknownTask` otherwise."""
+    def _agree(self, task: AnyTask) -> store.Terms:
+        """Return the terms of a task that a worker will find. Raises `UnknownTask` otherwise."""
         if task.backend != self.alias:
             self.validate_task(task)
         resolve(task.module_path, self.alias)
-        return self._job_options(task)
+        return store.terms(**self._job_options(task))
 
     def _job_options(self, task: AnyTask) -> dict[str, Any]:
         return {
@@ -150,7 +153,6 @@ class RelayBackend(BaseTaskBackend):
             "backend": self.alias,
             "priority": task.priority,
             "run_after": task.run_after,
-            "idempotency_key": getattr(task, "idempotency_key", None),
             "max_attempts": self._option(task, "max_attempts"),
             "lease_seconds": self._option(task, "lease_seconds"),
             "timeout_seconds": self._option(task, "timeout_seconds"),

@@ -12,7 +12,7 @@ its id alone: each names the state, or the token, that it expects.
 
 from relay_queue.store import inspect
 from relay_queue.store.claim import claim, renew
-from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting, prepare
+from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting
 from relay_queue.store.operate import (
     cancel,
     cancel_one,
@@ -27,6 +27,7 @@ from relay_queue.store.operate import (
     set_limits,
     set_priority,
 )
+from relay_queue.store.prepare import call, prepare, terms
 from relay_queue.store.prune import prune, prune_minutes, prune_workers
 from relay_queue.store.queues import ensure_queue
 from relay_queue.store.records import (
@@ -37,6 +38,7 @@ from relay_queue.store.records import (
     Recovered,
     Settled,
     Settlement,
+    Terms,
 )
 from relay_queue.store.recover import promote, recover_dead, recover_expired
 from relay_queue.store.settle import ack, nack, release, settle, snooze
@@ -60,10 +62,12 @@ __all__ = [
     "Recovered",
     "Settled",
     "Settlement",
+    "Terms",
     "Totals",
     "Transaction",
     "ack",
     "bucket",
+    "call",
     "cancel",
     "cancel_one",
     "claim",
@@ -98,5 +102,6 @@ __all__ = [
     "settle",
     "snooze",
     "stop_workers",
+    "terms",
     "transaction",
 ]

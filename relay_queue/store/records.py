@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from relay_queue.backoff import Backoff
 
@@ -12,25 +12,30 @@ Verb = Literal["ack", "nack", "snooze", "release"]
 
 
 @dataclass(frozen=True, slots=True)
-class NewJob:
-    """A validated job that is not in the table yet. Made by `relay_queue.store.prepare`."""
+class Terms:
+    """What many calls of one task have in common, validated. Made by `relay_queue.store.terms`."""
 
     queue: str
     backend: str
     task: str
-    payload: str
-    checksum: int
     priority: int
     run_after: datetime | None
-    idempotency_key: str | None
     max_attempts: int
     lease_seconds: float
     timeout_seconds: float | None
     backoff: Backoff
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class NewJob(NamedTuple):
+    """A validated job that is not in the table yet. Made by `relay_queue.store.prepare`."""
+
+    terms: Terms
+    payload: str
+    checksum: int
+    idempotency_key: str | None
+
+
+class Enqueued(NamedTuple):
     """The answer to an enqueue. ``created`` is false when the idempotency key found a job."""
 
     job_id: int

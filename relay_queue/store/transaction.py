@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -87,6 +87,10 @@ class Transaction:
         """Run a statement and return all its rows."""
         self._cursor.execute(self._sql(statement), params)
         return self._cursor.fetchall()
+
+    def insert_many(self, statement: str, rows: Iterable[Sequence[Any]], count: int) -> list[int]:
+        """Insert rows and return their ids, in the order of the rows."""
+        return self.dialect.insert_many(self._cursor, self._sql(statement), rows, count)
 
     def count(self, queue: str, state: str, n: int) -> None:
         """Note that a state of a queue has gained ``n`` jobs; written before the commit."""

@@ -48,6 +48,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
     """
 
     creation_class = DatabaseCreation
+    gates_writes = True  # tells other code of Relay that it need not take the gate itself
     init_commands: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,10 +56,10 @@ class Dialect(ABC):
         """Return a statement in the placeholder style that costs this driver least."""
 
     @abstractmethod
-    def json_rows(self, width: int) -> tuple[str, str, str]:
-        """Return how to read one JSON parameter, a list of rows of ``width`` values, as a table:
-        the source for FROM, its position for ORDER BY, and the list of its fields.
-        """
+    def insert_many(
+        self, cursor: Any, statement: str, rows: Iterable[Sequence[Any]], count: int
+    ) -> list[int]:
+        """Insert ``count`` rows and return their ids in the order of the rows."""
 
     @abstractmethod
     def diagnose(self, error: Exception) -> Trouble:
