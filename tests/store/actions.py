@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 
 from relay_queue import conf, store
@@ -201,6 +202,29 @@ def real_counts() -> dict[tuple[str, str], int]:
 def assert_counters_exact() -> None:
     """Fail unless the counters equal the jobs they count."""
     assert counted() == real_counts()
+
+
+class _RollBack(Exception):
+    """Ends a transaction whose work is to be undone."""
+
+
+@contextmanager
+def rolled_back() -> Iterator[store.Transaction]:
+    """Open a transaction that is rolled back at the end of the block."""
+    try:
+        with store.transaction() as tx:
+            yield tx
+            raise _RollBack
+    except _RollBack:
+        return
+
+
+def empty() -> None:
+    """Delete every row of every table of the queue."""
+    alias = conf.get().database
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        for model in TABLES:
+            cursor.execute(f"DELETE FROM {model._meta.db_table}")
 
 
 def settle(settlements: Sequence[store.Settlement]) -> list[store.Settled]:

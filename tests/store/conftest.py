@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.db import connections, transaction
 
 from relay_queue import clock
-from tests.store.actions import TABLES, Wall
+from tests.store.actions import Wall, empty
 
 ENGINES = {"sqlite": "default"}
 """Each engine that the store supports, and the alias of `DATABASES` that the suite uses for it."""
@@ -25,20 +24,17 @@ def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[
     """
     with django_db_blocker.unblock():
         yield
-        for alias in ENGINES.values():
-            with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-                for model in TABLES:
-                    cursor.execute(f"DELETE FROM {model._meta.db_table}")
+        empty()
 
 
 @pytest.fixture(params=list(ENGINES))
-def engine(request: pytest.FixtureRequest, transactional_db: None, settings: Any) -> Iterator[str]:
+def engine(request: pytest.FixtureRequest, settings: Any, transactional_db: None) -> str:
     """Run the test on one engine, named so in its id. One that is missing is reported loudly."""
     alias = ENGINES[request.param]
     if alias not in django_settings.DATABASES:
         pytest.skip(f"NOT TESTED on {request.param}: DATABASES has no alias {alias!r}")
     settings.RELAY = {**settings.RELAY, "DATABASE": alias}
-    yield request.param
+    return str(request.param)
 
 
 @pytest.fixture

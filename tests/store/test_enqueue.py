@@ -40,6 +40,7 @@ from tests.store.actions import (
     job,
     nothing_written,
     read,
+    rolled_back,
     rows,
     state,
 )
@@ -315,7 +316,7 @@ def test_a_queue_name_that_no_command_can_spell_is_refused(name: str) -> None:
         enqueue(queue=name)
 
 
-class Names(str, enum.Enum):
+class Names(str, enum.Enum):  # noqa: UP042 - what many projects have, and formats otherwise
     MAIL = "mail"
 
 
@@ -480,9 +481,10 @@ def test_other_queues_have_room_while_one_is_full() -> None:
 
 def test_two_enqueues_in_one_transaction_do_not_exceed_the_capacity() -> None:
     limit(capacity=1)
-    with nothing_written(), pytest.raises(QueueFull), store.transaction() as tx:
+    with nothing_written(), rolled_back() as tx:
         store.enqueue(tx, job())
-        store.enqueue(tx, job())
+        with pytest.raises(QueueFull):
+            store.enqueue(tx, job())
 
 
 def test_room_given_back_earlier_in_the_same_transaction_can_be_used() -> None:
@@ -497,9 +499,11 @@ def test_room_given_back_earlier_in_the_same_transaction_can_be_used() -> None:
 
 def test_two_joined_enqueues_in_one_outer_transaction_do_not_exceed_the_capacity() -> None:
     limit(capacity=1)
-    with nothing_written(), pytest.raises(QueueFull), transaction.atomic():
+    with transaction.atomic():
         enqueue()
-        enqueue()
+        with pytest.raises(QueueFull):
+            enqueue()
+    assert rows(Job).count() == 1
 
 
 def test_a_waiting_enqueue_gives_up_with_queue_full_when_its_time_is_over() -> None:
@@ -622,9 +626,9 @@ def test_twins_and_taken_keys_need_no_room() -> None:
 
 
 def test_an_enqueue_lives_and_dies_with_the_callers_transaction() -> None:
-    with nothing_written(), pytest.raises(ZeroDivisionError), transaction.atomic():
+    with nothing_written(), transaction.atomic():
         enqueue(queue="never-seen")
-        raise ZeroDivisionError
+        transaction.set_rollback(True)
     with transaction.atomic():
         job_id = enqueue()
     assert state(job_id) == "ready"
