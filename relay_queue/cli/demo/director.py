@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from django.core.management import call_command
@@ -26,11 +25,10 @@ STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def run(directory: Path, out: Output, *, color: bool) -> int:
     """Play everything; return 0, 1 if a promise was not kept, or 130 after an interruption."""
-    for number in STOPPING:
-        signal.signal(number, _interrupt)
     began = time.monotonic()
     with Screen(out, color=color) as screen:
         stage = Stage(directory, screen, began + MOST_SECONDS)
+        before = [signal.signal(number, stage.interrupt) for number in STOPPING]
         try:
             _play(stage)
         except NotObserved as missing:
@@ -42,6 +40,8 @@ def run(directory: Path, out: Output, *, color: bool) -> int:
             return INTERRUPTED
         finally:
             stage.workers.close()
+            for number, handler in zip(STOPPING, before, strict=True):
+                signal.signal(number, handler)
     return summary.show(out, time.monotonic() - began)
 
 
@@ -64,11 +64,3 @@ def _complain(stage: Stage, missing: NotObserved) -> None:
     for line in stage.workers.last_words():
         screen.say(f"  {line}", "dim")
     screen.say("Run it again with --keep to look at the scratch database afterwards.")
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    # Once is enough: a terminal and the first process both send one, and the second must not
-    # break into the cleaning up.
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

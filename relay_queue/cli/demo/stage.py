@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from types import FrameType
 from typing import Final, TypeVar
 
 from django.core.management import call_command
@@ -43,9 +44,19 @@ class Stage:
         self.screen = screen
         self.workers = Workers(directory)
         self._deadline = deadline
+        self._interrupted = False
+
+    def interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        """Note a signal to stop, which the next `check` or `wait` heeds.
+
+        Raised on the spot, it could break into the midst of a transaction. A terminal and the
+        first process both send one, so there may be several.
+        """
+        self._interrupted = True
 
     def check(self, held: bool, claim: str, found: object = "") -> None:
         """Show a claim that held. Raises `NotObserved` with what was ``found`` if it did not."""
+        self._heed()
         if not held:
             raise NotObserved(f"{claim}. Found: {found}" if found != "" else claim)
         self.screen.fact(claim)
@@ -57,6 +68,7 @@ class Stage:
         """
         end = min(time.monotonic() + PATIENCE_SECONDS, self._deadline)
         while not (value := condition()):
+            self._heed()
             if (code := self.workers.ended()) is not None:
                 raise NotObserved(f"the workers ended by themselves, with exit code {code}")
             if time.monotonic() > end:
@@ -64,6 +76,10 @@ class Stage:
             self.screen.pulse(counts)
             time.sleep(POLL_SECONDS)
         return value
+
+    def _heed(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def wait_for_state(self, job_ids: list[int], state: State) -> list[Job]:
         """Wait until all these jobs are in a state and return them in the order of their ids."""
