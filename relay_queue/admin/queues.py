@@ -1,0 +1,74 @@
+"""The page of queues, with the jobs in them from the counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from relay_queue.admin.reading import ReadingAdmin
+from relay_queue.models import Queue, QueueCount
+from relay_queue.states import UNFINISHED, State
+
+
+@admin.register(Queue)
+class QueueAdmin(ReadingAdmin):
+    """Queues by name."""
+
+    list_display = (
+        "name",
+        "unfinished",
+        "ready",
+        "running",
+        "dead",
+        "capacity",
+        "max_running",
+        "aging_seconds",
+        "paused_at",
+    )
+    search_fields = ("name",)
+    readonly_fields = ("unfinished", "ready", "running", "dead")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Add the numbers of jobs; the counters are short and exact."""
+        counted: QuerySet[Any] = (
+            super()
+            .get_queryset(request)
+            .annotate(
+                n_unfinished=_jobs(*UNFINISHED),
+                n_ready=_jobs(State.READY),
+                n_running=_jobs(State.RUNNING),
+                n_dead=_jobs(State.DEAD),
+            )
+        )
+        return counted
+
+    @admin.display(description=_("unfinished"))
+    def unfinished(self, queue: Any) -> int:
+        """Show how many jobs count against the capacity."""
+        return int(queue.n_unfinished)
+
+    @admin.display(description=_("ready"))
+    def ready(self, queue: Any) -> int:
+        """Show how many jobs wait for a worker."""
+        return int(queue.n_ready)
+
+    @admin.display(description=_("running"))
+    def running(self, queue: Any) -> int:
+        """Show how many jobs run."""
+        return int(queue.n_running)
+
+    @admin.display(description=_("dead letters"))
+    def dead(self, queue: Any) -> int:
+        """Show how many jobs wait for an operator."""
+        return int(queue.n_dead)
+
+
+def _jobs(*states: State) -> Coalesce:
+    counted = QueueCount.objects.filter(queue=OuterRef("name"), state__in=states)
+    total = counted.order_by().values("queue").annotate(total=Sum("n")).values("total")
+    return Coalesce(Subquery(total), 0)
