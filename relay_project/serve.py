@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -29,6 +30,9 @@ STOP_SECONDS = 45.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
+LAST_WORDS = 20
+"""Lines of the worker's log that are shown when it ends by itself."""
+
 
 def main() -> int:
     """Prepare, run both programs, and return the exit status."""
@@ -38,12 +42,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, services.on_signal)
     signal.signal(signal.SIGTERM, services.on_signal)
     password = prepare()
+    log = worker_log()
     with listen() as listener:
         port = listener.getsockname()[1]
-        services.start(listener)
+        services.start(listener, log)
     try:
         if services.wait_until_answering(f"http://{HOST}:{port}/admin/login/"):
-            announce(port, password)
+            announce(port, password, log)
         asked = services.wait()
     finally:
         clean = services.stop()
@@ -51,14 +56,21 @@ def main() -> int:
 
 
 def prepare() -> str:
-    """Migrate, collect static files, and return the administrator's new password."""
+    """Migrate, collect static files, and return the administrator's new password.
+
+    A database without any job gets a few dozen, which the worker will run.
+    """
     import django
     from django.core.management import call_command
 
     django.setup()
+    from relay_project import demo_data
+
     print("Preparing the database and the static files", flush=True)
     call_command("migrate", verbosity=0, interactive=False)
     call_command("collectstatic", verbosity=0, interactive=False)
+    if enqueued := demo_data.fill():
+        print(f"The database is new: {enqueued} jobs were enqueued to look at", flush=True)
     return reset_administrator()
 
 
@@ -92,7 +104,14 @@ def listen() -> socket.socket:
     raise SystemExit(f"No free port on {HOST} from {PORTS[0]} to {PORTS[-1]}. Free one and retry.")
 
 
-def announce(port: int, password: str) -> None:
+def worker_log() -> Path:
+    """Return the file that the worker logs to."""
+    from relay_project.settings import VAR_DIR
+
+    return VAR_DIR / "worker.log"
+
+
+def announce(port: int, password: str, log: Path) -> None:
     """Print where to go and how to get in."""
     lines = (
         "",
@@ -100,6 +119,7 @@ def announce(port: int, password: str) -> None:
         f"  Address   http://{HOST}:{port}/admin/",
         f"  User      {ADMIN_NAME}",
         f"  Password  {password}   (new at each start)",
+        f"  Worker    logs to {log.relative_to(ROOT) if log.is_relative_to(ROOT) else log}",
         "",
         "Press Ctrl-C to stop.",
     )
@@ -123,23 +143,28 @@ class Services:
         self._signals += 1
         self._stop_asked.set()
 
-    def start(self, listener: socket.socket) -> None:
-        """Start both programs; the web server takes over ``listener``."""
+    def start(self, listener: socket.socket, log: Path) -> None:
+        """Start both programs; the web server takes over ``listener``, the worker writes ``log``.
+
+        In the terminal the worker's lines would push the address and the password out of sight.
+        """
         if self._stop_asked.is_set():
             return
         descriptor = listener.fileno()
         web = ["gunicorn", "relay_project.wsgi", "--bind", f"fd://{descriptor}"]
         web += ["--worker-class", "gthread", "--threads", "8", "--log-level", "warning"]
-        self._start("web server", ["-m", *web], descriptor)
-        self._start("worker", ["manage.py", "runworker"])
+        self._start("web server", ["-m", *web], pass_fds=[descriptor])
+        with log.open("ab") as lines:
+            self._start("worker", ["manage.py", "runworker"], stdout=lines, stderr=lines)
+        self._worker_log = log
 
-    def _start(self, name: str, arguments: list[str], *descriptors: int) -> None:
+    def _start(self, name: str, arguments: list[str], **options: Any) -> None:
         self._processes[name] = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
             start_new_session=True,
+            **options,
         )
 
     def wait_until_answering(self, url: str) -> bool:
@@ -159,8 +184,14 @@ class Services:
             if ended := self._ended():
                 name, status = ended
                 print(f"The {name} ended by itself with status {status}. Stopping.", flush=True)
+                if name == "worker":
+                    self._show_last_words()
                 return False
         return True
+
+    def _show_last_words(self) -> None:
+        lines = self._worker_log.read_text(errors="replace").splitlines()
+        print(f"The end of {self._worker_log}:", *lines[-LAST_WORDS:], sep="\n  ", flush=True)
 
     def _ended(self) -> tuple[str, int] | None:
         for name, process in self._processes.items():

@@ -167,6 +167,9 @@ LOGGING = {
     "loggers": {
         "django": {"handlers": ["console"], "level": _level, "propagate": False},
         "relay_queue": {"handlers": ["console"], "level": _level, "propagate": False},
+        # Two lines for each job are too many; failures are logged as errors.
+        "django.tasks": {"handlers": ["console"], "level": "WARNING", "propagate": False},
+        "django_tasks": {"handlers": ["console"], "level": "WARNING", "propagate": False},
         "relay_project": {"handlers": ["console"], "level": _level, "propagate": False},
     },
 }

@@ -1,0 +1,75 @@
+"""Task functions of the reference project, written the way any project would write its own.
+
+They stand for real work and only take a little time, so that the site can be tried offline.
+"""
+
+from __future__ import annotations
+
+import time
+
+from relay_queue.backoff import Backoff
+from relay_queue.exceptions import Fatal, Snooze
+from relay_queue.task import task
+from relay_queue.worker.context import RelayContext
+
+KNOWN_PARTNERS = {"north": 0, "south": 1, "west": 2}
+"""How many calls each partner leaves unanswered."""
+
+
+@task(queue_name="mail")
+def send_welcome(address: str) -> str:
+    """Send a mail. An address without a domain will not get better: no retry."""
+    time.sleep(0.2)
+    if "@" not in address:
+        raise Fatal(f"{address!r} is no mail address")
+    return f"sent to {address}"
+
+
+@task(takes_context=True, max_attempts=4, backoff=Backoff(0.5, 60.0), retry_on=(ConnectionError,))
+def call_partner(context: RelayContext, name: str) -> str:
+    """Call an interface that does not always answer. Only a missing answer is worth a retry."""
+    time.sleep(0.1)
+    if context.attempt <= KNOWN_PARTNERS[name]:
+        raise ConnectionError(f"{name} did not answer call {context.attempt}")
+    return f"{name} answered call {context.attempt}"
+
+
+@task(max_attempts=5, backoff=Backoff(900.0, 3600.0))
+def import_feed(address: str) -> int:
+    """Read a feed that is down for now; there is no hurry, so the next try is much later."""
+    raise TimeoutError(f"no answer from {address}")
+
+
+@task(queue_name="reports", max_attempts=2, backoff=Backoff(0.5, 5.0))
+def build_report(month: str, columns: list[str]) -> dict[str, int]:
+    """Add up the columns of a month."""
+    time.sleep(0.3)
+    lengths = {column: len(month) * len(column) for column in columns}
+    return {"columns": len(columns), "mean": sum(lengths.values()) // len(columns)}
+
+
+@task(takes_context=True, queue_name="reports")
+def rebuild_index(context: RelayContext, parts: int, seconds_per_part: float) -> int:
+    """Work part by part, and stop between two of them when the job was cancelled."""
+    for _ in range(parts):
+        context.raise_if_cancelled()
+        time.sleep(seconds_per_part)
+    return parts
+
+
+@task(queue_name="media", timeout_seconds=1.0, max_attempts=1)
+def resize_image(name: str, width: int) -> str:
+    """Resize an image. Large ones take longer than the timeout, and their result comes too late."""
+    time.sleep(width / 1000)
+    return f"{name} at {width} px"
+
+
+@task(queue_name="media")
+def await_upload(name: str, complete_at: float) -> str:
+    """Look whether an upload is complete; if not, look again later without using up an attempt.
+
+    ``complete_at`` is in seconds since the epoch.
+    """
+    if time.time() < complete_at:
+        raise Snooze(1.0)
+    return f"{name} is complete"
