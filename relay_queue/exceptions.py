@@ -72,11 +72,11 @@ class InvalidTransition(RelayError):
     """A job cannot go from the state it is in to the state that was asked for."""
 
     def __init__(self, from_state: str, to_state: str, job_id: int | None = None) -> None:
-        self.from_state = from_state
-        self.to_state = to_state
+        self.from_state = str(from_state)
+        self.to_state = str(to_state)
         self.job_id = job_id
         which = "a job" if job_id is None else f"job {job_id}"
-        super().__init__(f"{which} cannot go from {from_state!r} to {to_state!r}")
+        super().__init__(f"{which} cannot go from {self.from_state!r} to {self.to_state!r}")
 
 
 class JobNotFound(RelayError, LookupError):

@@ -224,15 +224,15 @@ def _require_relay(path: str, alias: str) -> None:
 
 
 def _module(path: str, name: str) -> ModuleType:
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        return loaded
-    if not any(name == package or name.startswith(f"{package}.") for package in _packages()):
+    known = name in sys.modules
+    if not known and not any(f"{name}.".startswith(f"{package}.") for package in _packages()):
         raise UnknownTask(
             f"{path!r} is in no installed app and was not imported by the project. "
             "Add its app to INSTALLED_APPS, or import it in the ready() of an app."
         )
     try:
+        # Also for a known module: another slot may be in the middle of importing it, and only
+        # import_module waits until its names are there.
         return importlib.import_module(name)
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):

@@ -23,15 +23,22 @@ NO_WORKER = 0  # No row has this id: every registered worker is looked at.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_json(parser)
+    parser.add_argument(
+        "--recount",
+        action="store_true",
+        help="also set the counters of every queue to what its jobs are; holds the writer",
+    )
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Recover from dead workers, then from expiry, and show what was done."""
     dead, lost = _recover_dead()
     ended = lost + _recover_expired()
+    recounted = _recount() if options.recount else []
     out.data(
         {
             "dead_workers": dead,
+            "recounted_queues": recounted,
             "recovered": [
                 {
                     "lease_id": one.lease_id,
@@ -44,6 +51,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
             ],
         }
     )
+    if recounted:
+        out.line(f"Counted anew: {', '.join(recounted)}.")
     out.line(f"Workers found dead: {len(dead)}. Leases ended: {len(ended):,}.")
     if ended:
         counts = Counter((one.queue, str(one.outcome), str(one.state)) for one in ended)
@@ -72,6 +81,15 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
     finally:
         siblings.close()
     return dead, ended
+
+
+def _recount() -> list[str]:
+    """Set the counters of all queues, each in a transaction of its own; return their names."""
+    queues = store.inspect.look().queues
+    for queue in queues:
+        with store.transaction() as tx:
+            store.recount(tx, queue)
+    return queues
 
 
 def _recover_expired() -> list[Recovered]:

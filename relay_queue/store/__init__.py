@@ -18,6 +18,7 @@ from relay_queue.store.operate import (
     cancel_one,
     discard,
     pause,
+    recount,
     release_leases,
     requeue,
     requeue_one,
@@ -51,6 +52,7 @@ from relay_queue.store.workers import (
     register_worker,
     roll_up,
     stop_workers,
+    write_off_workers,
 )
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "prune",
     "prune_minutes",
     "prune_workers",
+    "recount",
     "recover_dead",
     "recover_expired",
     "register_worker",
@@ -104,4 +107,5 @@ __all__ = [
     "stop_workers",
     "terms",
     "transaction",
+    "write_off_workers",
 ]

@@ -196,7 +196,8 @@ def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
 
 def _condemn_altered(tx: Transaction, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return the rows whose checksum fits; the others go dead."""
-    sound, altered = [], []
+    sound: list[tuple[Any, ...]] = []
+    altered: list[tuple[Any, ...]] = []
     for row in rows:
         _, queue, backend, task, payload, checksum, key = row[:7]
         fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum

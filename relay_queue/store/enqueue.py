@@ -178,7 +178,7 @@ def _holders(tx: Transaction, queue: str, keys: Sequence[str]) -> dict[str, _Hol
         statement = FIND_KEYS.format(keys=", ".join(["%s"] * len(batch)))
         for key, *holder in tx.fetch(statement, [queue, *batch]):
             holder[-1] = tx.dialect.from_db(holder[-1])
-            found[key] = tuple(holder)  # type: ignore[assignment]
+            found[key] = tuple(holder)
     return found
 
 

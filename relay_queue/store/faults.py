@@ -69,8 +69,8 @@ ADVICE: Final[dict[str, str]] = {
     "tables": "Run `manage.py migrate`, and check that RELAY['DATABASE'] names the right alias.",
     "finished_at": _HISTORY + "Pruning relies on this time; `relay inspect --job` shows the job.",
     "counter": (
-        "Depth, capacity and max_running rely on this number. With everything stopped, set n in "
-        "relay_queue_queuecount to the number of jobs."
+        "Depth, capacity and max_running rely on this number. Run "
+        "`manage.py relay recover --recount`, which counts the jobs anew."
     ),
 }
 """What to do, by the kind of fault."""

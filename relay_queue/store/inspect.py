@@ -108,7 +108,8 @@ def live_workers(but: int) -> list[OtherWorker]:
 def _fetch(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     with connections[conf.get().database].cursor() as cursor:
         cursor.execute(statement, params)
-        return cursor.fetchall()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
 
 def _moment(rows: list[tuple[Any, ...]]) -> datetime | None:

@@ -100,6 +100,14 @@ SET_RANK = """
 """
 """Rewrite ranks."""
 
+RECOUNT = """
+    SELECT state, COUNT(*) FROM relay_queue_job WHERE queue = %s GROUP BY state
+"""
+"""Count a queue's jobs by state: reads all of them."""
+
+FORGET_COUNTS = "DELETE FROM relay_queue_queuecount WHERE queue = %s"
+"""Drop the counters of a queue, to be written anew in the same transaction."""
+
 BATCH: Final = 1000
 """Rows that one transaction of ours touches at the most."""
 
@@ -249,6 +257,19 @@ def rerank(queue: str, aging_seconds: float | None) -> int:
             values = tx.dialect.rows(len(rows), ("bigint", "bigint"))
             tx.execute(SET_RANK.format(rows=values), params)
         last, total = rows[-1][0], total + len(rows)
+
+
+def recount(tx: Transaction, queue: str) -> dict[str, int]:
+    """Set the counters of a queue to what its jobs are; return them by state.
+
+    The cure for a wrong counter, which only a fault can cause. Holds the writer while it reads all
+    jobs of the queue.
+    """
+    counts = {state: int(n) for state, n in tx.fetch(RECOUNT, [queue])}
+    tx.execute(FORGET_COUNTS, [queue])
+    for state, n in counts.items():
+        tx.count(queue, state, n)
+    return counts
 
 
 def _marks(ids: Sequence[int]) -> str:

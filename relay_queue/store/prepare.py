@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from relay_queue import conf
 from relay_queue import payload as payload_codec
-from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
 from relay_queue.exceptions import InvalidJob
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY
 from relay_queue.store import bounds
@@ -94,6 +94,5 @@ def _lease_seconds(lease_seconds: float | None, settings: conf.RelaySettings) ->
 
 
 def _default_backoff(settings: conf.RelaySettings) -> Backoff:
-    return Backoff(
-        settings.backoff_base_seconds, settings.backoff_max_seconds, settings.backoff_jitter
-    )
+    jitter = cast(Jitter, settings.backoff_jitter)
+    return Backoff(settings.backoff_base_seconds, settings.backoff_max_seconds, jitter)

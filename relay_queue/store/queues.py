@@ -60,7 +60,7 @@ def queue_name(name: object) -> str:
     fault = conf.queue_name_fault(name)
     if fault is not None:
         raise InvalidJob(f"the queue name {name!r} {fault}")
-    plain = str.__str__(name)  # type: ignore[arg-type]
+    plain = str.__str__(name)
     known = conf.get().queues
     if known is not None and plain not in known:
         raise UnknownQueue(

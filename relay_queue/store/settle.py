@@ -131,7 +131,7 @@ class RunningJob:
     @property
     def exhausted(self) -> bool:
         """Whether the attempt that just ended was the last of the budget."""
-        return self.failures >= self.max_attempts
+        return self.failures >= int(self.max_attempts)
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:

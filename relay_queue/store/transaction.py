@@ -86,7 +86,8 @@ class Transaction:
     def fetch(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement and return all its rows."""
         self._cursor.execute(self._sql(statement), params)
-        return self._cursor.fetchall()
+        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return rows
 
     def insert_many(self, statement: str, rows: Iterable[Sequence[Any]], count: int) -> list[int]:
         """Insert rows and return their ids, in the order of the rows."""

@@ -21,16 +21,28 @@ REGISTER = """
 
 HEARTBEAT = """
     UPDATE relay_queue_worker
-    SET heartbeat_at = %s, claimed = %s, succeeded = %s, failed = %s, refused = %s
-    WHERE id = %s AND stopped_at IS NULL
+    SET heartbeat_at = %s, claimed = %s, succeeded = %s, failed = %s, refused = %s,
+        stopped_at = NULL, stop_reason = ''
+    WHERE id = %s
 """
-"""Say that a worker is alive, and write its totals."""
+"""Say that a worker is alive, whatever others thought of it, and write its totals."""
 
 STOP = """
     UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = %s
     WHERE id IN ({ids}) AND stopped_at IS NULL
 """
 """Say that workers have ended, and why."""
+
+WRITE_OFF = """
+    UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = 'vanished: no heartbeat'
+    WHERE id IN (
+        SELECT w.id FROM relay_queue_worker w
+        WHERE w.stopped_at IS NULL AND w.heartbeat_at < %s
+        AND NOT EXISTS (SELECT 1 FROM relay_queue_lease l
+                        WHERE l.worker_id = w.id AND l.ended_at IS NULL)
+        LIMIT %s)
+"""
+"""Mark workers as ended that have been silent for long and hold nothing."""
 
 ROLL_UP = """
     INSERT INTO relay_queue_queueminute
@@ -114,6 +126,15 @@ def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int
         return 0
     statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
     return tx.execute(statement, [tx.now_db, reason[:200], *worker_ids])
+
+
+def write_off_workers(tx: Transaction, silent_since: datetime, limit: int = 1000) -> int:
+    """Mark up to ``limit`` workers as ended that were last heard of before a time.
+
+    For workers of other machines or containers, whose locks nobody here can probe. One that comes
+    back after all says so with its next heartbeat.
+    """
+    return tx.execute(WRITE_OFF, [tx.now_db, tx.dialect.to_db(silent_since), limit])
 
 
 def roll_up(

@@ -25,11 +25,11 @@ class Identity:
     lock: LivenessLock | None
     bell: wakeup.Doorbell | None
 
-    def retire(self) -> None:
-        """Take down bell and lock, after the row was marked as stopped."""
+    def retire(self, *, keep_lock: bool = False) -> None:
+        """Take down the bell, and the lock unless it must prove the death of this process."""
         if self.bell is not None:
             self.bell.close()
-        if self.lock is not None:
+        if self.lock is not None and not keep_lock:
             self.lock.release()
 
 

@@ -64,10 +64,13 @@ def run(options: WorkerOptions, control: int) -> int:
     connection.ensure_connection()
     dialect_for(connection).limit_wait(connection, SLICE_SECONDS)
     identity = register(options)
+    loop = Loop(options, identity, control)
     try:
-        return Loop(options, identity, control).run()
+        return loop.run()
     finally:
-        identity.retire()
+        # The lock is the proof of our death. Whoever leaves open leases behind must leave it, too:
+        # it drops with the process, and the next prober ends the leases at once.
+        identity.retire(keep_lock=not loop.left)
 
 
 class Loop:
@@ -93,6 +96,7 @@ class Loop:
         self.stop_by: float | None = None
         self.stuck_since: float | None = None
         self.exit_code: int | None = None
+        self.left = False
         self.claimed = 0
 
     def run(self) -> int:
@@ -261,7 +265,8 @@ class Loop:
         for answer in done.answers + already:
             held = self.leases.drop(answer.lease_id)
             finished = by_slot.get(answer.lease_id)
-            self.stats.settled(answer, finished and finished.run_seconds, done.now)
+            seconds = None if finished is None else finished.run_seconds
+            self.stats.settled(answer, seconds, done.now)
             if not answer.accepted:
                 logger.warning("Lease %s was refused: %s.", answer.lease_id, answer.reason)
             waits = waits or answer.state in WAITING
@@ -343,7 +348,10 @@ class Loop:
         return store.inspect.busy_queues().isdisjoint(self._own(self.queues))
 
     def _leave(self) -> None:
-        """Hand back what is unfinished, uncharged, and mark the row as stopped."""
+        """Hand back what is unfinished, uncharged, and mark the row as stopped.
+
+        Sets ``left`` if all of that was committed.
+        """
         self.stop_by = self.stop_by or time.monotonic()
         for held in self.leases:
             self.told.append(Settlement("release", held.claim.lease_id, held.claim.token))
@@ -354,6 +362,7 @@ class Loop:
         try:
             with store.transaction() as tx:
                 store.stop_workers(tx, [self.identity.worker_id], "stopped")
+            self.left = not (self.told or self.finished)
         except DatabaseError as error:
             logger.warning("Could not mark the worker as stopped: %s", error)
         self._share_work()

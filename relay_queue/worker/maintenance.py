@@ -22,6 +22,9 @@ BITE_ROWS = 1000
 BREATH_SECONDS = 0.2
 """Pause between two bites."""
 
+VANISHED_AFTER = timedelta(hours=1)
+"""Silence after which a worker whose death nobody can prove is written off."""
+
 
 class Maintenance:
     """Prunes a bite at a time between ticks. Workers start apart, so that one prunes for all."""
@@ -74,10 +77,13 @@ def _chores() -> Iterator[Callable[[store.Transaction], int]]:
     for state, seconds in kept.items():
         if seconds is not None:
             yield _prune_jobs(state, timedelta(seconds=seconds))
-    minutes = timedelta(seconds=settings.retain_minutes_seconds)
-    yield lambda tx: store.prune_minutes(tx, tx.now - minutes, BITE_ROWS)
-    workers = timedelta(seconds=settings.retain_workers_seconds)
-    yield lambda tx: store.prune_workers(tx, tx.now - workers, BITE_ROWS)
+    if settings.retain_minutes_seconds is not None:
+        minutes = timedelta(seconds=settings.retain_minutes_seconds)
+        yield lambda tx: store.prune_minutes(tx, tx.now - minutes, BITE_ROWS)
+    yield lambda tx: store.write_off_workers(tx, tx.now - VANISHED_AFTER, BITE_ROWS)
+    if settings.retain_workers_seconds is not None:
+        workers = timedelta(seconds=settings.retain_workers_seconds)
+        yield lambda tx: store.prune_workers(tx, tx.now - workers, BITE_ROWS)
 
 
 def _prune_jobs(state: State, kept: timedelta) -> Callable[[store.Transaction], int]:

@@ -25,9 +25,10 @@ class Pace:
 
     def ring(self, queues: Sequence[str]) -> list[str]:
         """Return the queues beginning after the one that was dealt to last."""
-        if self._last_queue not in queues:
+        last = self._last_queue
+        if last is None or last not in queues:
             return list(queues)
-        start = list(queues).index(self._last_queue) + 1
+        start = list(queues).index(last) + 1
         return [*queues[start:], *queues[:start]]
 
     def learn(self, asked: int, claims: Sequence[Claim]) -> None:

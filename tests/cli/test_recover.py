@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from relay_queue import clock
 from tests.conftest import Project, wait_until
@@ -68,6 +69,16 @@ def test_leases_of_dead_workers_are_ended_and_those_of_the_living_are_not(
     stopped = dict(project.rows("SELECT name, stopped_at IS NOT NULL FROM relay_queue_worker"))
     assert stopped == {"d": 1, "a": 0}
     again = json.loads(project.manage("relay", "recover", "--json").stdout)
-    assert again == {"dead_workers": [], "recovered": []}
+    assert again == {"dead_workers": [], "recounted_queues": [], "recovered": []}
     text = project.manage("relay", "doctor").stdout
     assert f"a (host, pid {living.pid}): alive" in text
+
+
+@pytest.mark.django_db
+def test_recount_sets_wrong_counters_to_what_the_jobs_are(relay: Relay) -> None:
+    actions.enqueue()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE relay_queue_queuecount SET n = 7")
+    answer = relay("recover", "--recount", "--json")
+    assert answer.data["recounted_queues"] == ["default"]
+    actions.assert_counters_exact()
