@@ -1,0 +1,109 @@
+"""Workers whose process was prepared before they start: ``python -m tests.process.driver``.
+
+The first argument names a function below, the second is what it gets; the rest is the command line
+of ``manage.py``. What is put in place before the fork is in place in every worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import django
+
+kept = ExitStack()
+"""What stays in place to the end of the process."""
+
+
+def jump_clock(path: str) -> None:
+    """Read the wall clock as it is plus the seconds that stand in a file."""
+    from relay_queue import clock
+
+    offset = Path(path)
+
+    def jumped() -> datetime:
+        seconds = 0.0
+        with suppress(FileNotFoundError, ValueError):
+            seconds = float(offset.read_text())
+        return datetime.now(UTC) + timedelta(seconds=seconds)
+
+    kept.enter_context(clock.use(jumped))
+
+
+def die_after_claim(path: str) -> None:
+    """Die in the tick's transaction, after its claim and before its commit, while a file exists."""
+    from relay_queue.worker import tick
+
+    claim = tick._claim
+
+    def fatal(tx: Any, plan: Any, done: Any) -> None:
+        claim(tx, plan, done)
+        if done.claims and os.path.exists(path):
+            os.unlink(path)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tick._claim = fatal
+
+
+def die_after_settle(path: str) -> None:
+    """Die in the tick's transaction, after outcomes were settled and before the commit."""
+    from relay_queue.worker import tick
+
+    renew = tick._renew
+
+    def fatal(tx: Any, plan: Any, done: Any) -> None:
+        if done.settlements and os.path.exists(path):
+            os.unlink(path)
+            os.kill(os.getpid(), signal.SIGKILL)
+        renew(tx, plan, done)
+
+    tick._renew = fatal
+
+
+def break_commit(path: str) -> None:
+    """Let the commit of a tick with outcomes end in an I/O error, once a file exists.
+
+    The commit itself is done: the worker must not believe that it was not.
+    """
+    from django.db import OperationalError
+
+    from relay_queue.worker import loop
+
+    tick = loop.tick
+
+    def broken(plan: Any) -> Any:
+        done = tick(plan)
+        if done.settlements and os.path.exists(path):
+            os.unlink(path)
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise OperationalError("disk I/O error") from error
+        return done
+
+    loop.tick = broken
+
+
+PREPARATIONS: dict[str, Callable[[str], None]] = {
+    function.__name__: function
+    for function in (jump_clock, die_after_claim, die_after_settle, break_commit)
+}
+
+
+def main(name: str, argument: str, *command: str) -> None:
+    """Prepare this process, then run a management command in it."""
+    django.setup()
+    PREPARATIONS[name](argument)
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(["manage.py", *command])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
