@@ -26,7 +26,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """
     large, small = run.folder / "large.sqlite3", run.folder / "small.sqlite3"
     rows = run.size(1_000_000, 100_000)
-    jobs = run.size(100, 15) * BATCH
+    jobs = run.size(100, 12) * BATCH
     run.say(f"filling a database with {rows:,} ready, scheduled and finished jobs each")
     scratch.use(large)
     fill(large, ready=rows, scheduled=rows, finished=rows)

@@ -29,9 +29,9 @@ def measure(run: Run) -> Iterator[Figure]:
     with scratch.Fleet(1, CONCURRENCY) as fleet:
         samples = run.size(500, 300)
         run.say(f"enqueueing {samples:,} jobs, one at a time, for an idle worker")
-        picked_up = _pick_ups(fleet, samples, run.size(0.04, 0.012))
+        picked_up = _pick_ups(fleet, samples, run.size(0.03, 0.01))
     with Bare.like(run.folder / "bare.sqlite3", database) as bare:
-        claims = [seconds * 1000 for seconds in bare.claim_seconds(run.size(500, 200))]
+        claims = [seconds * 1000 for seconds in bare.claim_seconds(run.size(500, 100))]
     for name, percent in (("pickup_p50", 50), ("pickup_p99", 99)):
         if run.wants(name):
             yield judge(
@@ -51,7 +51,7 @@ def _pick_ups(fleet: scratch.Fleet, samples: int, gap_seconds: float) -> list[fl
     for _ in range(WARM_UP + samples):
         job_id = int(moment.enqueue().id)
         returned[job_id] = time.monotonic_ns()
-        scratch.wait_finished(fleet)
+        scratch.wait_finished(fleet, pause=0.01)
         time.sleep(gap_seconds)
     entered = Job.objects.filter(id__in=returned).order_by("id").values_list("id", "result")
     taken = [(json.loads(result or "0") - returned[job_id]) / 1e6 for job_id, result in entered]

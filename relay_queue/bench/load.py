@@ -55,7 +55,7 @@ def _speed_and_shares(run: Run) -> Iterator[Figure]:
             yield judge(
                 "lease_ack_4x16",
                 rate,
-                baseline=bare.rate(run.size(40_000, 8_000), CONCURRENCY),
+                baseline=bare.rate(run.size(40_000, 4_000), CONCURRENCY),
                 baseline_is=f"bare sqlite3, one process, {CONCURRENCY} jobs a commit",
                 jobs=jobs,
                 cpu_us_per_job=round(cpu / jobs * 1e6, 1),
@@ -69,7 +69,7 @@ def _speed_and_shares(run: Run) -> Iterator[Figure]:
             "fair_share",
             min(shares) / max(shares),
             baseline=ungated_fairness(
-                run.folder / "bare.sqlite3", PROCESSES, run.size(5.0, 1.5), CONCURRENCY
+                run.folder / "bare.sqlite3", PROCESSES, run.size(5.0, 1.0), CONCURRENCY
             ),
             baseline_is=f"{PROCESSES} bare sqlite3 writers on SQLite's own lock",
             shares=shares,
@@ -102,7 +102,7 @@ def _shares(first: datetime, last: datetime) -> list[int]:
 def _other_writer(run: Run) -> Figure:
     database = run.folder / "neighbour.sqlite3"
     scratch.use(database)
-    jobs = run.size(150_000, 30_000)
+    jobs = run.size(150_000, 12_000)
     with scratch.Fleet(PROCESSES, CONCURRENCY) as fleet:
         with scratch.paused():
             run.say(f"enqueueing {jobs:,} jobs")
@@ -112,7 +112,7 @@ def _other_writer(run: Run) -> Figure:
         writes = write_while(lambda: scratch.count(State.READY) > jobs * TRIMMED_SHARE)
         scratch.wait_finished(fleet)
     with Bare.like(run.folder / "alone.sqlite3", database) as bare:
-        alone = [timed(bare.insert) * 1000 for _ in range(run.size(500, 200))]
+        alone = [timed(bare.insert) * 1000 for _ in range(run.size(500, 150))]
     milliseconds = [write for write in writes if write is not None]
     locked = len(writes) - len(milliseconds)
     return judge(

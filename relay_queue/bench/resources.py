@@ -23,7 +23,7 @@ from relay_queue.bench.measuring import (
 from relay_queue.bench.run import Run
 from relay_queue.states import State
 
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 2.0
 SHELL_SECONDS = 60.0
 SLOTS = 64
 WARM_UP_JOBS = 10_000
@@ -42,7 +42,7 @@ def measure(run: Run) -> Iterator[Figure]:
 
 def _idle_cpu(run: Run) -> Figure:
     scratch.use(run.folder / "idle.sqlite3")
-    seconds = run.size(30.0, 5.0)
+    seconds = run.size(30.0, 4.0)
     with scratch.Fleet(1, 8) as fleet:
         scratch.enqueue(100)  # a worker that has worked, not one that never started a thread
         scratch.wait_finished(fleet)
@@ -56,7 +56,7 @@ def _idle_cpu(run: Run) -> Figure:
 
 
 def _memory(run: Run) -> Figure:
-    jobs = run.size(1_000_000, 30_000)
+    jobs = run.size(1_000_000, 20_000)
     database = run.folder / "memory.sqlite3"
     scratch.use(database)
     run.say(f"filling a database with {jobs:,} jobs")

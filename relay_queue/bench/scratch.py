@@ -84,8 +84,11 @@ def count(*states: State) -> int:
     return int(total or 0)
 
 
-def wait_finished(fleet: Fleet) -> None:
-    """Wait until no job is ready or running. Raises `BenchError` if nothing moves any more."""
+def wait_finished(fleet: Fleet, pause: float = 0.05) -> None:
+    """Wait until no job is ready or running, looking every ``pause`` seconds.
+
+    Raises `BenchError` if nothing moves any more.
+    """
     left = count(State.READY, State.RUNNING)
     while left:
         before = left
@@ -93,7 +96,7 @@ def wait_finished(fleet: Fleet) -> None:
             f"a job of the {before:,} that are left",
             lambda: [n for n in [count(State.READY, State.RUNNING)] if n < before],  # noqa: B023
             seconds=STALL_SECONDS,
-            pause=0.05,
+            pause=pause,
         )[0]
         fleet.require_running()
 

@@ -23,7 +23,7 @@ def measure(run: Run) -> Iterator[Figure]:
     database = run.folder / "single.sqlite3"
     scratch.use(database)
     scratch.enqueue(1)  # the model of the bare rows
-    jobs = run.size(1_000, 150)
+    jobs = run.size(1_000, 100)
     ours = theirs = 0.0
     commits = 0
     with (
