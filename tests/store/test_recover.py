@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -163,25 +164,62 @@ def test_recovery_of_the_dead_keeps_its_limit() -> None:
     assert_counters_exact()
 
 
-def test_recovery_looks_again_before_it_ends_a_lease(
-    wall: Wall, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let something happen to every lease between the search for leases and their end.
+
+    Another owner can do so where writers overlap; on SQLite nobody can, and the guard costs nothing.
+    """
+
+    def arrange(**values: object) -> None:
+        real = store.Transaction.fetch
+
+        def fetch(self: store.Transaction, statement: str, params: Any = ()) -> Any:
+            found = real(self, statement, params)
+            if statement.lstrip().startswith("SELECT id FROM relay_queue_lease"):
+                rows(Lease).update(**values)
+            return found
+
+        monkeypatch.setattr(store.Transaction, "fetch", fetch)
+
+    return arrange
+
+
+def test_recovery_spares_a_lease_that_was_renewed_meanwhile(
+    wall: Wall, meanwhile: Callable[..., None]
 ) -> None:
-    """Between the search and the update another owner may have renewed, where writers overlap."""
     enqueue()
     held = claim_one()
     wall.advance(60)
-    real = store.Transaction.fetch
-
-    def fetch(self: store.Transaction, statement: str, params: object = ()) -> object:
-        found = real(self, statement, params)  # type: ignore[arg-type]
-        if statement.lstrip().startswith("SELECT id FROM relay_queue_lease"):
-            rows(Lease).update(expires_at=wall.now + timedelta(seconds=60))
-        return found
-
-    monkeypatch.setattr(store.Transaction, "fetch", fetch)
+    meanwhile(expires_at=after(120))
     assert do(store.recover_expired) == []
     assert state(held.job_id) == "running"
-    assert read_lease(held.lease_id).outcome is None
+    assert ack(held).accepted
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_recovery_spares_a_lease_that_was_ended_meanwhile(
+    by_time: bool, wall: Wall, meanwhile: Callable[..., None]
+) -> None:
+    worker_id = register()
+    enqueue()
+    held = claim_one(worker_id=worker_id)
+    wall.advance(60)
+    meanwhile(ended_at=after(30), outcome="released")
+    found = do(store.recover_expired) if by_time else do(store.recover_dead, [worker_id])
+    assert found == []
+    assert read_lease(held.lease_id).outcome == "released"
+
+
+def test_recovery_of_the_dead_spares_the_lease_of_another_owner(
+    wall: Wall, meanwhile: Callable[..., None]
+) -> None:
+    dead, alive = register(), register()
+    enqueue()
+    held = claim_one(worker_id=dead)
+    meanwhile(worker_id=alive)
+    assert do(store.recover_dead, [dead]) == []
+    assert ack(held).accepted
 
 
 def test_recovery_that_is_rolled_back_leaves_the_lease_open(wall: Wall) -> None:

@@ -471,6 +471,32 @@ def test_each_job_of_a_batch_gets_its_own_result() -> None:
     assert_counters_exact()
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 17, 300])
+def test_a_batch_may_have_any_number_of_words(count: int) -> None:
+    """Statements are padded to a few sizes; what pads them must match nothing."""
+    bystanders = enqueue_each(2)
+    claim(2)
+    ids = enqueue_each(count)
+    held = claim(count)
+    assert do(store.renew, [(c.lease_id, c.token, 90.0) for c in held]) == {
+        c.lease_id for c in held
+    }
+    words = ("ack", "nack", "snooze", "release")
+    told = [
+        Settlement(words[n % 4], c.lease_id, c.token, result=str(n), message=str(n))  # type: ignore[arg-type]
+        for n, c in enumerate(held)
+    ]
+    answers = settle(told)
+    states = ("succeeded", "retrying", "scheduled", "ready")
+    assert [a.state for a in answers] == [states[n % 4] for n in range(count)]
+    assert [state(job_id) for job_id in ids] == [a.state for a in answers]
+    assert read(ids[0]).result == "0"
+    assert [state(job_id) for job_id in bystanders] == ["running"] * 2
+    late = [word for word in told if word.verb != "ack"]
+    assert not any(answer.accepted for answer in settle(late))
+    assert_counters_exact()
+
+
 def test_a_batch_that_is_rolled_back_leaves_every_lease_open() -> None:
     enqueue_each(3)
     held = claim(3)
