@@ -25,8 +25,9 @@ HOST = "127.0.0.1"
 PORTS = range(8000, 8100)
 ADMIN_NAME = "admin"
 
-# A worker may finish what it holds for 30 s; past this the rest is killed.
-STOP_SECONDS = 45.0
+# A worker may finish what it holds; past the second limit the rest is killed.
+FINISH_SECONDS = 5.0
+STOP_SECONDS = 20.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
@@ -154,8 +155,9 @@ class Services:
         web = ["gunicorn", "relay_project.wsgi", "--bind", f"fd://{descriptor}"]
         web += ["--worker-class", "gthread", "--threads", "8", "--log-level", "warning"]
         self._start("web server", ["-m", *web], pass_fds=[descriptor])
+        worker = ["manage.py", "runworker", "--shutdown-timeout", f"{FINISH_SECONDS:g}"]
         with log.open("ab") as lines:
-            self._start("worker", ["manage.py", "runworker"], stdout=lines, stderr=lines)
+            self._start("worker", worker, stdout=lines, stderr=lines)
         self._worker_log = log
 
     def _start(self, name: str, arguments: list[str], **options: Any) -> None:
@@ -201,6 +203,8 @@ class Services:
 
     def stop(self) -> bool:
         """Ask both to stop, wait, and kill what is left. Returns whether nothing had to be."""
+        if self._groups_alive():
+            print(f"Stopping. Running jobs have {FINISH_SECONDS:g} s to finish.", flush=True)
         self._ask_to_stop()
         passed_on = self._signals
         deadline = time.monotonic() + STOP_SECONDS

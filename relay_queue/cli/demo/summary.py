@@ -99,10 +99,10 @@ def _next_commands() -> dict[str, object]:
     program = str(python.relative_to(here)) if python.is_relative_to(here) else "python"
     commands: dict[str, object] = {}
     if (here / "relay_project" / "serve.py").exists():
-        commands["make serve"] = "the admin in a browser, and a worker"
+        commands["make serve"] = "the admin and a worker"
     relay = f"{program} manage.py relay"
     commands[f"{program} manage.py runworker"] = "run jobs until told to stop"
     commands[f"{relay} status"] = "queues, workers, dead letters"
-    commands[f"{relay} doctor"] = "what is set up, and what is wrong with it"
-    commands[f"{relay} --help"] = "everything else"
+    commands[f"{relay} doctor"] = "what is set up, and what is wrong"
+    commands[f"{relay} --help"] = "all that relay can do"
     return commands
