@@ -1,0 +1,533 @@
+"""The documentation and the code agree: what one names, the other has."""
+
+import argparse
+import ast
+import builtins
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import types
+import unittest
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from django.apps import apps
+from django.conf import global_settings
+from django.core.management import CommandParser, get_commands
+
+from relay_queue import backend, checks, conf, exceptions, states, wakeup
+from relay_queue.bench.figures import SPECS
+from relay_queue.cli import base
+from relay_queue.db import gatefile
+from relay_queue.db.sqlite3 import base as engine
+from relay_queue.management.commands.runworker import Command as RunWorker
+from relay_queue.store import faults, report
+from relay_queue.task import RelayTask
+from relay_queue.testing import run_pending
+from relay_queue.worker import liveness, loop, watch
+from relay_queue.worker.context import RelayContext
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, ROOT / "README.md"]
+
+DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"}
+# Named in the text, and nobody's setting or exception of ours.
+FOREIGN_WORDS = {"NO_COLOR", "CONN_MAX_AGE"}
+FOREIGN_NAMES = {"KillMode", "OperationalError", "TestCase", "TimeoutStopSec"}
+
+
+class Block(NamedTuple):
+    """A fenced block: its language and its text."""
+
+    language: str
+    text: str
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def blocks(text: str) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(*parts) for parts in found]
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def code_words(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", prose(text))
+
+
+def section(text: str, title: str) -> str:
+    """Return what stands under a heading, up to the next one of its level or above."""
+    start = re.search(rf"^(#+) {re.escape(title)}$", text, re.MULTILINE)
+    assert start, f"there is no heading {title!r}"
+    rest = text[start.end() :]
+    end = re.search(rf"^#{{1,{len(start[1])}}} ", prose_of_same_length(rest), re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def prose_of_same_length(text: str) -> str:
+    """Blank out fenced blocks, whose comments look like headings."""
+    return re.sub(r"^```.*?^```$", lambda m: " " * len(m[0]), text, flags=re.MULTILINE | re.DOTALL)
+
+
+def rows(text: str, *heading: str) -> list[list[str]]:
+    """Return the cells of all tables whose heading begins with these columns."""
+    found: list[list[str]] = []
+    inside = False
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|"):
+            inside = False
+        elif cells[: len(heading)] == list(heading):
+            inside = True
+        elif inside and set(line) != {"|", "-"}:
+            found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    assert found, f"there is no table with the columns {heading}"
+    return found
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def slugs(text: str) -> set[str]:
+    """Return the anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# --- Pages ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text())):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if link.startswith(("http:", "https:")):
+            continue
+        if not target.exists() or (anchor and anchor not in slugs(target.read_text())):
+            broken.append(link)
+    assert not broken
+
+
+def test_index_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", page("index.md")))
+    assert linked == {path.name for path in DOCS} - {"index.md"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_blocks_compile(path: Path) -> None:
+    for block in blocks(path.read_text()):
+        if block.language == "python":
+            compile(block.text, path.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def identifiers(path: Path) -> set[str]:
+    """Return the dotted names and files of the package that a page mentions."""
+    text = path.read_text()
+    imports = re.findall(r"^from (relay_queue[\w.]*) import ([\w, ]+)$", text, re.MULTILINE)
+    dotted = {f"{module}.{name}" for module, names in imports for name in names.split(", ")}
+    dotted |= set(re.findall(r"(?<![\w/.])relay_queue(?:\.[A-Za-z]\w*)+", prose(text)))
+    return {name for name in dotted if not re.search(r"\.[EWI]\d{3}$", name)}
+
+
+def exists(dotted: str) -> bool:
+    module_name, _, name = dotted.rpartition(".")
+    try:
+        importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        try:
+            return hasattr(importlib.import_module(module_name), name)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_names_of_the_package_exist(path: Path) -> None:
+    loggers = {loop.logger.name, "relay_queue.supervisor"}
+    assert not {name for name in identifiers(path) - loggers if not exists(name)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_of_the_project_exist(path: Path) -> None:
+    named = [word for word in code_words(path.read_text()) if re.match(r"(relay_\w+|tests)/", word)]
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_settings_and_exceptions_that_are_mentioned_exist(path: Path) -> None:
+    words = code_words(path.read_text())
+    keys = {item.name.upper() for item in fields(conf.RelaySettings)}
+    asked = {key for word in words for key in re.findall(r'RELAY\["(\w+)"\]', word)}
+    assert asked <= keys
+    capitals = {word for word in words if re.fullmatch(r"[A-Z]+(_[A-Z]+)+", word)}
+    assert not {w for w in capitals - keys - FOREIGN_WORDS if not hasattr(global_settings, w)}
+    names = {m[0] for word in words if (m := re.match(r"[A-Z][a-z]+([A-Z][a-z]+)+(?=\(|$)", word))}
+    known = {*vars(exceptions), *vars(builtins)} | FOREIGN_NAMES
+    assert not names - known
+
+
+# --- Settings ------------------------------------------------------------------
+
+
+def declared_settings() -> dict[str, tuple[Any, str]]:
+    """Return key → default and bounds, as settings.md has them."""
+    found = {}
+    for key, default, bounds, *_ in rows(page("settings.md"), "Key", "Default"):
+        found[code(key)[0]] = (ast.literal_eval(code(default)[0]), bounds)
+    return found
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    documented = {key: default for key, (default, _) in declared_settings().items()}
+    assert documented == {f.name.upper(): f.default for f in fields(conf.RelaySettings)}
+
+
+def test_every_option_of_a_queue_is_documented_with_its_default() -> None:
+    found = rows(page("settings.md"), "Option of a queue", "Default")
+    documented = {code(key)[0]: ast.literal_eval(code(default)[0]) for key, default, *_ in found}
+    assert documented == {item.name: item.default for item in fields(conf.QueueOptions)}
+
+
+def is_usable(key: str, value: object) -> bool:
+    if key.islower():
+        raw: dict[str, Any] = {"QUEUES": {"q": {key: value}}}
+        key = "QUEUES"
+    else:
+        raw = {key: value}
+    # Two keys that contradict each other are another matter than a value out of its bounds.
+    faults = conf.problems(raw)
+    return not any(fault.key == key and "not usable" in fault.message for fault in faults)
+
+
+def test_documented_bounds_are_those_that_are_kept() -> None:
+    text = page("settings.md")
+    tables = rows(text, "Key", "Default") + rows(text, "Option of a queue", "Default")
+    checked = 0
+    for key, _, bounds, *_ in tables:
+        name = code(key)[0]
+        numbers = [ast.literal_eval(word) for word in code(bounds) if word[0].isdigit()]
+        if not numbers:
+            continue
+        low, high = numbers
+        assert is_usable(name, low), name
+        assert is_usable(name, high), name
+        assert not is_usable(name, low * 0.99 if low else -1), name
+        assert not is_usable(name, high + 1), name
+        assert is_usable(name, None) == bounds.endswith("or `None`"), name
+        checked += 1
+    assert checked > 25
+
+
+# --- Commands ------------------------------------------------------------------
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    base.load(verb).add_arguments(parser)
+    return parser
+
+
+def worker_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(add_help=False)
+    RunWorker().add_arguments(parser)
+    return parser
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    found: set[str] = set()
+    for action in parser._actions:
+        if action.help != argparse.SUPPRESS:
+            found |= set(action.option_strings) or {str(action.metavar)}
+    return found
+
+
+def documented_options(title: str) -> set[str]:
+    table = rows(section(page("commands.md"), title), "Option", "Effect")
+    return {words.split(" ")[0] for option, *_ in table for words in code(option)}
+
+
+def test_every_option_of_runworker_is_documented() -> None:
+    assert documented_options("runworker") == options_of(worker_parser())
+
+
+def test_every_verb_is_documented() -> None:
+    titles = re.findall(r"^### relay (\w+)$", page("commands.md"), re.MULTILINE)
+    assert titles == list(base.VERBS)
+
+
+@pytest.mark.parametrize("verb", base.VERBS)
+def test_every_option_of_a_verb_is_documented(verb: str) -> None:
+    assert documented_options(f"relay {verb}") == options_of(verb_parser(verb))
+
+
+def test_choices_of_an_option_are_the_documented_ones() -> None:
+    for verb in base.VERBS:
+        for action in verb_parser(verb)._actions:
+            if action.choices:
+                table = rows(section(page("commands.md"), f"relay {verb}"), "Option", "Effect")
+                (effect,) = [row[1] for row in table if action.option_strings[0] in row[0]]
+                assert set(code(effect)) == set(action.choices), (verb, action.option_strings)
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {int(code(row[0])[0]) for row in rows(page("commands.md"), "Code", "Meaning")}
+    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, loop.EXIT_STUCK}
+    assert codes == own | {watch.EXIT_HOGGED, 0, 1, 2}
+
+
+def test_every_figure_of_bench_is_documented() -> None:
+    assert [code(row[0])[0] for row in rows(page("commands.md"), "Figure")] == list(SPECS)
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    for path in PAGES:
+        for block in blocks(path.read_text()):
+            if block.language == "console":
+                for line in block.text.splitlines():
+                    words = shlex.split(line, comments=True)
+                    if words:
+                        yield path.name, words
+
+
+def check_command(words: list[str]) -> None:
+    match words:
+        case ["make", target]:
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+        case ["python", "manage.py", "relay", verb, "--help"]:
+            assert verb in base.VERBS
+        case ["python", "manage.py", "relay", verb, *arguments]:
+            base.parse(verb, arguments, argparse.Namespace(), command_line=False)
+        case ["python", "manage.py", "runworker", *arguments]:
+            worker_parser().parse_args(arguments)
+        case ["python", "manage.py", name, *_]:
+            assert name in get_commands()
+        case ["python", "-m", "django", "startproject", *_]:
+            pass
+        case ["pip", "install", package] | ["python", "-m", "pip", "install", package]:
+            check_package(package)
+        case _:
+            raise AssertionError(f"nobody knows whether this works: {shlex.join(words)}")
+
+
+def check_package(wanted: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, _, extra = wanted.rstrip("]").partition("[")
+    assert name == project["name"]
+    assert not extra or extra in project["optional-dependencies"]
+
+
+def test_command_lines_are_understood() -> None:
+    for name, words in command_lines():
+        try:
+            check_command(words)
+        except SystemExit as refusal:
+            raise AssertionError(f"{name}: {shlex.join(words)}") from refusal
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_verbs_and_options_in_the_text_exist(path: Path) -> None:
+    words = code_words(path.read_text())
+    verbs = {m[1] for word in words if (m := re.match(r"relay (\w+)", word))}
+    assert verbs <= set(base.VERBS)
+    known = DJANGO_OPTIONS | options_of(worker_parser())
+    known |= {option for verb in base.VERBS for option in options_of(verb_parser(verb))}
+    assert {m for word in words for m in re.findall(r"(?<!\S)--[\w-]+", word)} <= known
+
+
+def test_keys_to_watch_are_in_the_output_of_status() -> None:
+    source = (ROOT / "relay_queue" / "cli" / "status.py").read_text()
+    table = rows(section(page("operating.md"), "Watch it"), "Alert when", "With")
+    keys = {word for row in table for word in code(row[0]) if not word.startswith("relay ")}
+    assert len(keys) > 5
+    assert not {key for key in keys if f'"{key}"' not in source}
+
+
+# --- Checks, states, failures --------------------------------------------------
+
+
+def test_every_system_check_is_documented() -> None:
+    titles = re.findall(r"^### relay_queue\.(\w+)$", page("checks.md"), re.MULTILINE)
+    source = Path(checks.__file__).read_text()
+    assert sorted(titles) == sorted(set(re.findall(r"\b([EWI]\d{3})\b", source)))
+    for title in titles:
+        text = section(page("checks.md"), f"relay_queue.{title}")
+        assert "**Cause.**" in text, title
+        assert "**Way out.**" in text, title
+
+
+def test_system_checks_that_are_mentioned_exist() -> None:
+    known = set(re.findall(r"\b[EWI]\d{3}\b", Path(checks.__file__).read_text()))
+    for path in PAGES:
+        assert set(re.findall(r"\b[EWI]\d{3}\b", path.read_text())) <= known, path.name
+
+
+def test_documented_transitions_are_the_legal_ones() -> None:
+    pairs = [(code(a)[0], code(b)[0]) for a, b, _ in rows(page("states.md"), "From", "To")]
+    legal = {(a.value, b.value) for a, targets in states.TRANSITIONS.items() for b in targets}
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == legal
+
+
+def test_documented_outcomes_are_those_of_leases() -> None:
+    table = {code(row[0])[0]: row[2:] for row in rows(page("states.md"), "Outcome", "Meaning")}
+    yes_no = {True: "yes", False: "no"}
+    assert table == {
+        outcome.value: [yes_no[outcome not in states.UNCHARGED], yes_no[outcome in report.ANSWERED]]
+        for outcome in states.Outcome
+    }
+
+
+def test_every_failure_of_the_readme_is_explained() -> None:
+    promised = re.findall(r"^\| (F\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    explained = re.findall(r"^### (F\d+) ", page("failures.md"), re.MULTILINE)
+    assert promised == explained == [f"F{number}" for number in range(1, 16)]
+
+
+def test_every_verdict_is_explained() -> None:
+    known = [report.NEVER_STARTED, report.RUNNING, report.RAN_ONCE, report.RAN_AGAIN]
+    documented = [code(row[0])[0] for row in rows(page("failures.md"), "Verdict")]
+    assert documented == [*known, report.UNKNOWN]
+
+
+def test_every_fault_that_verify_finds_is_explained() -> None:
+    kinds = [code(row[0])[0] for row in rows(page("failures.md"), "Kind", "Meaning")]
+    assert sorted(kinds) == sorted(faults.ADVICE)
+
+
+def test_every_table_is_described() -> None:
+    named = [code(row[0])[0] for row in rows(page("internals.md"), "Table", "Holds")]
+    models = apps.get_app_config("relay_queue").get_models()
+    assert sorted(named) == sorted(model._meta.db_table for model in models)
+
+
+def test_files_beside_the_database_bear_their_documented_names() -> None:
+    table = rows(page("engine.md"), "Name", "What it is")
+    named = {word.removeprefix("db.sqlite3") for row in table for word in code(row[0])}
+    gate = gatefile.GateFile("").path
+    beside = {wakeup.BELLS_SUFFIX + "/", liveness.WORKERS_SUFFIX + "/"}
+    assert named == {"-wal", "-shm", gate, f"{gate}-next"} | beside
+
+
+def test_engine_has_the_documented_defaults() -> None:
+    table = {code(row[0])[0]: row[1] for row in rows(page("engine.md"), "Option", "Default")}
+    assert float(code(table["timeout"])[0]) == engine.DEFAULT_TIMEOUT_SECONDS
+    assert f"{engine.JOURNAL_SIZE_LIMIT_BYTES // 2**20} MiB" in page("engine.md")
+    assert "PRAGMA synchronous=FULL" in engine.INIT_COMMANDS
+
+
+# --- Writing tasks, quickstart -------------------------------------------------
+
+
+def test_every_option_of_a_task_is_documented() -> None:
+    table = rows(page("writing-tasks.md"), "Option", "Of")
+    documented = {code(option)[0] for option, *_ in table}
+    assert documented == {item.name for item in fields(RelayTask)} - {"func"}
+    with_using = {code(option)[0] for option, of, *_ in table if "using" in of}
+    assert with_using == set(RelayTask.using.__annotations__) - {"return"}
+    text = page("writing-tasks.md")
+    assert all(
+        f"`{name}`" in text[text.index("`OPTIONS` of an alias") :] for name in backend.OPTIONS
+    )
+
+
+def test_every_attribute_of_the_context_is_documented() -> None:
+    table = rows(page("writing-tasks.md"), "Attribute", "Meaning")
+    named = {code(row[0])[0].removesuffix("()") for row in table}
+    own = {name for name in vars(RelayContext) if not name.startswith("_")} - {"job"}
+    assert named == own
+
+
+@pytest.mark.django_db
+def test_blocks_of_writing_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, block in enumerate(blocks(page("writing-tasks.md"))):
+        if block.language != "python":
+            continue
+        module = types.ModuleType(f"documented_block_{number}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(block.text, module.__name__, "exec"), vars(module))
+        run_pending()
+        for kind in vars(module).values():
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, unittest.TestCase)
+                and "Tests" in str(kind)
+            ):
+                outcome = unittest.TestResult()
+                unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(outcome)
+                assert outcome.testsRun, kind
+                assert not outcome.errors + outcome.failures
+
+
+def matches(pattern: str, line: str) -> bool:
+    parts = (re.escape(part) for part in pattern.split("…"))
+    return re.fullmatch(".*".join(parts), line) is not None
+
+
+class Reader:
+    """Does what a page says, in order, in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.output = ""
+        clean = {name: text for name, text in os.environ.items() if not name.startswith("DJANGO")}
+        self.environment = {**clean, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def obey(self, block: Block) -> None:
+        match block.language:
+            case "console":
+                self.output = "".join(map(self.run, block.text.splitlines()))
+            case "python":
+                self.write(block.text)
+            case "text":
+                for line in block.text.splitlines():
+                    seen = self.output.splitlines()
+                    assert any(matches(line, other) for other in seen), (line, self.output)
+
+    def run(self, line: str) -> str:
+        words = shlex.split(line)
+        if "pip" in words:
+            return ""  # what it would install is here already
+        assert words[0] == "python"
+        done = subprocess.run(
+            [sys.executable, *words[1:]],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def write(self, text: str) -> None:
+        heading = re.match(r"# (\S+) \((new|append)\)\n", text)
+        assert heading, f"the first line does not say where this belongs:\n{text}"
+        path = self.directory / heading[1]
+        before = path.read_text() if heading[2] == "append" else ""
+        path.write_text(before + text)
+
+
+@pytest.mark.slow
+def test_quickstart_works_as_printed(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for block in blocks(page("quickstart.md")):
+        reader.obey(block)
+    reader.run('python manage.py shell -c "import shop.views"')
