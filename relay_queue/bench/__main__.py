@@ -56,6 +56,7 @@ def _tell(kind: str, value: Any) -> None:
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the stopping
     # An exception, so that every block on the way out stops what it has started.
     raise SystemExit(1)
 

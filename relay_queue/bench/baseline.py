@@ -10,7 +10,8 @@ import multiprocessing
 import secrets
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ END = "UPDATE bare_lease SET ended_at = ?, outcome = 'acked' WHERE id = ? AND to
 SUCCEED = "UPDATE bare_job SET state = 'succeeded', finished_at = ?, result = 'null' WHERE id = ?"
 COUNT = "UPDATE bare_queuecount SET n = n + ? WHERE queue = ? AND state = ?"
 
+NEW = {"state": "ready", "attempt": 0, "started_at": None, "finished_at": None, "result": None}
+"""What a job that has run already is given back to be the model of a new one."""
+
 _Held = tuple[int, str, int]
 """Lease id, token, job id."""
 
@@ -44,12 +48,10 @@ class Bare:
     def __init__(self, path: Path) -> None:
         """Open ``path``, which `like` has made."""
         self._connection = connect(path)
-        description = self._connection.execute("SELECT * FROM bare_template").description
-        self._template: tuple[Any, ...] = self._connection.execute(
-            "SELECT * FROM bare_template"
-        ).fetchone()
-        names = [column[0] for column in description]
-        self._insert = INSERT.format(columns=", ".join(names), marks=", ".join("?" * len(names)))
+        model = self._connection.execute("SELECT * FROM bare_template")
+        names = [column[0] for column in model.description]
+        self._template: tuple[Any, ...] = model.fetchone()
+        self._insert = INSERT.format(columns=", ".join(names), marks=_marks(names))
         self._queue = self._template[names.index("queue")]
 
     @classmethod
@@ -58,28 +60,12 @@ class Bare:
 
         The tables have other names, so that nothing here can be taken for a write of Relay's.
         """
-        source = sqlite3.connect(f"file:{relay}?mode=ro", uri=True)
-        copy = connect(path)
-        for (statement,) in source.execute(
-            "SELECT sql FROM sqlite_master WHERE sql LIKE '%relay_queue_%' ORDER BY type DESC"
+        with (
+            closing(sqlite3.connect(f"file:{relay}?mode=ro", uri=True)) as source,
+            closing(connect(path)) as copy,
         ):
-            copy.execute(statement.replace("relay_queue_", "bare_"))
-        cursor = source.execute("SELECT * FROM relay_queue_job ORDER BY id LIMIT 1")
-        row, names = cursor.fetchone(), [column[0] for column in cursor.description]
-        source.close()
-        if row is None:
-            raise BenchError(f"{relay} has no job to take as the model of a row")
-        job = {**dict(zip(names, row, strict=True)), "state": "ready", "attempt": 0, "result": None}
-        del job["id"]
-        copy.execute(f"CREATE TABLE bare_template ({', '.join(job)})")
-        copy.execute(
-            f"INSERT INTO bare_template VALUES ({', '.join('?' * len(job))})", [*job.values()]
-        )
-        states = [(job["queue"], state) for state in ("ready", "running", "succeeded")]
-        copy.executemany(
-            "INSERT INTO bare_queuecount (queue, state, shard, n) VALUES (?, ?, 0, 0)", states
-        )
-        copy.close()
+            _copy_tables(source, copy)
+            _copy_model(source, copy)
         return cls(path)
 
     def __enter__(self) -> Bare:
@@ -163,6 +149,33 @@ class Bare:
 
     def _commit(self) -> None:
         self._connection.execute("COMMIT")
+
+
+def _copy_tables(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
+    for (statement,) in source.execute(
+        "SELECT sql FROM sqlite_master WHERE sql LIKE '%relay_queue_%' ORDER BY type DESC"
+    ):
+        copy.execute(statement.replace("relay_queue_", "bare_"))
+
+
+def _copy_model(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
+    """Keep one job, as it was when it was new, as the model of all rows; begin to count."""
+    cursor = source.execute("SELECT * FROM relay_queue_job ORDER BY id LIMIT 1")
+    row, names = cursor.fetchone(), [column[0] for column in cursor.description]
+    if row is None:
+        raise BenchError("there is no job to take as the model of a row")
+    job = {**dict(zip(names, row, strict=True)), **NEW}
+    del job["id"]
+    copy.execute(f"CREATE TABLE bare_template ({', '.join(job)})")
+    copy.execute(f"INSERT INTO bare_template VALUES ({_marks(job)})", [*job.values()])
+    copy.executemany(
+        "INSERT INTO bare_queuecount (queue, state, shard, n) VALUES (?, ?, 0, 0)",
+        [(job["queue"], state) for state in ("ready", "running", "succeeded")],
+    )
+
+
+def _marks(columns: Sized) -> str:
+    return ", ".join("?" * len(columns))
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,7 +50,8 @@ def cpu_seconds(pid: int) -> float:
     # Nanoseconds; the counters in /proc/PID/stat have steps of 10 ms.
     used = 0
     for path in _read_proc(pid, "task").iterdir():
-        used += int((path / "schedstat").read_text().split()[0])
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            used += int((path / "schedstat").read_text().split()[0])
     return used / 1e9
 
 

@@ -20,7 +20,7 @@ WAIT_SECONDS = 90.0
 def measure(run: Run) -> Iterator[Figure]:
     """Measure ``kill_recovery_p50``: from SIGKILL to the function being entered elsewhere."""
     scratch.use(run.folder / "recovery.sqlite3")
-    samples = run.size(15, 7)
+    samples = run.size(11, 7)
     with scratch.Fleet(2, 4) as fleet:
         run.say(f"killing a worker {samples} times")
         taken = [_kill_one(fleet, run.folder / f"journal-{n}") for n in range(samples)]

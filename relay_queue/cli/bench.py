@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from relay_queue.bench import families, machine
@@ -16,7 +20,7 @@ from relay_queue.cli.output import Style
 
 HELP = (
     "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
-    "(TMPDIR names another disk), beside bare SQLite on the same disk. Real workers run, every "
+    "(TMPDIR names another; 3 GB must be free there), beside bare SQLite on the same disk. Real workers run, every "
     "commit is durable, and your own database is not touched. A full run takes up to ten minutes "
     "and both wants and deserves an idle machine. Exits with 1 if a figure misses its bar."
 )
@@ -50,7 +54,10 @@ def figure_name(text: str) -> str:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Measure, show, and return 1 if any figure is not ok."""
     names = options.only or list(SPECS)
-    with tempfile.TemporaryDirectory(prefix="relay-bench-", ignore_cleanup_errors=True) as name:
+    with (
+        _leaving_when_told(),
+        tempfile.TemporaryDirectory(prefix="relay-bench-", ignore_cleanup_errors=True) as name,
+    ):
         folder = Path(name)
         facts = machine.facts(folder)
         if facts["filesystem"] in machine.IN_MEMORY:
@@ -70,6 +77,23 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0 if all(figure["ok"] for figure in figures) else 1
 
 
+@contextmanager
+def _leaving_when_told() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that processes and files are cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set it
+        return
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def _measure(
     names: Sequence[str], folder: Path, quick: bool, out: Output
 ) -> list[Mapping[str, Any]]:
@@ -84,7 +108,7 @@ def _measure(
     return [found[name] for name in SPECS if name in found]
 
 
-def _teller(out: Output) -> Any:
+def _teller(out: Output) -> Callable[[str], None]:
     return lambda text: out.line(f"  {text} …", "dim")
 
 

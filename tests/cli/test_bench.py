@@ -3,6 +3,7 @@
 No test here asserts a speed: on a busy machine every bar may be missed.
 """
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ from django.core.management.base import CommandError
 from relay_queue.bench import families, load, machine
 from relay_queue.bench.figures import SPECS, Bar, judge
 from relay_queue.bench.measuring import BenchError, percentile, wait_for
-from tests.conftest import processes_with, wait_until
+from tests.conftest import Project, processes_with, wait_until
 
 Relay = Callable[..., Any]
 KEYS = {"name", "value", "unit", "baseline", "ratio", "bar", "ok"}
@@ -85,6 +86,20 @@ def test_interrupted_run_stops_its_processes(folder: Path) -> None:
                 "recovery", ["kill_recovery_p50"], folder / "r", quick=True, say=interrupt
             )
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_bench_that_is_ended_leaves_no_process(
+    project: Project, folder: Path, number: signal.Signals
+) -> None:
+    bench = project.spawn("relay", "bench", "--quick", "--only", "kill_recovery_p50")
+    wait_until(lambda: "killing a worker" in project.log(bench))
+    bench.send_signal(number)
+    assert bench.wait(30) in {128 + number, -number}
+    wait_until(lambda: not processes_with(f"TMPDIR={folder}"), message="bench left processes")
+    if number == signal.SIGTERM:
+        assert not list(folder.glob("relay-bench-*"))
 
 
 def test_family_that_breaks_leaves_its_figures_unmeasured(folder: Path) -> None:
