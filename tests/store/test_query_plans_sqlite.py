@@ -40,9 +40,9 @@ def crowded(request: pytest.FixtureRequest, wall: Wall) -> Iterator[Wall]:
     """Fill the tables with finished, waiting, running and ready jobs."""
     workers = [register() for _ in range(3)]
     for _ in range(2):
-        do(store.enqueue_many, [job(idempotency_key=None) for _ in range(150)])
-        held = claim(150, worker_id=workers[0])
-        words = ["ack", "nack"] * 75
+        do(store.enqueue_many, [job(idempotency_key=None) for _ in range(60)])
+        held = claim(60, worker_id=workers[0])
+        words = ["ack", "nack"] * 30
         do(
             store.settle,
             [
@@ -51,10 +51,10 @@ def crowded(request: pytest.FixtureRequest, wall: Wall) -> Iterator[Wall]:
             ],  # type: ignore[arg-type]
         )
         wall.advance(1)
-    do(store.enqueue_many, [job(run_after=after(9_000 + n)) for n in range(200)])
-    do(store.enqueue_many, [job(queue=f"q{n % 4}", priority=n % 3) for n in range(200)])
-    do(store.enqueue_many, [job(idempotency_key=f"k{n}") for n in range(100)])
-    claim(40, "q0", "q1", worker_id=workers[1])
+    do(store.enqueue_many, [job(run_after=after(9_000 + n)) for n in range(80)])
+    do(store.enqueue_many, [job(queue=f"q{n % 4}", priority=n % 3) for n in range(80)])
+    do(store.enqueue_many, [job(idempotency_key=f"k{n}") for n in range(40)])
+    claim(16, "q0", "q1", worker_id=workers[1])
     do(store.stop_workers, workers[:1], "gone")
     if request.param == "analyzed":
         with connection.cursor() as cursor:
@@ -228,7 +228,12 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     ),
     "END_LOST": (_recover_dead, "UPDATE relay_queue_lease", ("'lost'",), ROWID),
     "FIND_DUE": (_promote, "SELECT id, queue, state", (), "relay_job_due"),
-    "PROMOTE": (_promote, "UPDATE relay_queue_job SET state = 'ready'", (), ROWID),
+    "PROMOTE": (
+        _promote,
+        "UPDATE relay_queue_job SET state = 'ready'",
+        (),
+        f"{ROWID}|relay_job_due",
+    ),
     "FIND_KEYS": (_enqueue_key, "SELECT idempotency_key", (), "relay_job_key"),
     "FIND_LIMITS": (_enqueue_key, "SELECT q.capacity", (), "relay_queue_queue"),
     "FIND_OLD": (_prune, "SELECT id, queue FROM relay_queue_job", (), "relay_job_finished"),

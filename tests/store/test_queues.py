@@ -176,6 +176,19 @@ def test_a_queue_is_busy_while_jobs_are_ready_running_or_between_attempts(wall: 
     assert inspect.busy_queues() == set()
 
 
+def test_a_queue_is_busy_for_the_backends_of_its_jobs_alone(wall: Wall) -> None:
+    enqueue(queue="ready", backend="mine")
+    enqueue(queue="running", backend="mine")
+    claim_one("running")
+    enqueue(queue="retrying", backend="mine")
+    nack(claim_one("retrying"))
+    enqueue(queue="later", backend="mine", run_after=after(5))
+    enqueue(queue="others", backend="other")
+    assert inspect.busy_queues(["mine"]) == {"ready", "running", "retrying"}
+    assert inspect.busy_queues(["other"]) == {"others"}
+    assert inspect.busy_queues(["mine", "other"]) == {"ready", "running", "retrying", "others"}
+
+
 def test_a_retry_is_the_next_that_is_due(wall: Wall) -> None:
     enqueue(run_after=after(50))
     enqueue()

@@ -9,7 +9,19 @@ from django.db import IntegrityError
 
 from relay_queue import store
 from relay_queue.models import QueueMinute, Worker
-from tests.store.actions import START, Wall, after, do, nothing_written, register, rolled_back, rows
+from tests.store.actions import (
+    START,
+    Wall,
+    after,
+    claim_one,
+    do,
+    enqueue,
+    nothing_written,
+    register,
+    release,
+    rolled_back,
+    rows,
+)
 
 pytestmark = pytest.mark.usefixtures("wall")
 
@@ -64,12 +76,37 @@ def test_a_heartbeat_tells_the_time_and_the_totals(wall: Wall) -> None:
     assert rows(Worker).get(pk=other).heartbeat_at == START
 
 
-def test_a_worker_that_was_declared_dead_cannot_beat_again(wall: Wall) -> None:
+def test_a_worker_that_was_written_off_by_mistake_is_alive_again_with_its_next_beat(
+    wall: Wall,
+) -> None:
     worker_id = register()
-    do(store.stop_workers, [worker_id], "killed")
+    do(store.stop_workers, [worker_id], "vanished")
     wall.advance(5)
-    with nothing_written():
-        do(store.heartbeat, worker_id, store.Totals(claimed=9))
+    do(store.heartbeat, worker_id, store.Totals(claimed=9))
+    stored = rows(Worker).get(pk=worker_id)
+    assert (stored.stopped_at, stored.stop_reason) == (None, "")
+    assert (stored.heartbeat_at, stored.claimed) == (after(5), 9)
+
+
+def test_only_silent_workers_that_hold_nothing_are_written_off(wall: Wall) -> None:
+    silent, holding, stopped = (register() for _ in range(3))
+    enqueue(lease_seconds=1000)
+    held = claim_one(worker_id=holding)
+    do(store.stop_workers, [stopped], "drained")
+    wall.advance(100)
+    beating = register()
+    assert do(store.write_off_workers, after(0)) == 0
+    assert do(store.write_off_workers, after(100)) == 1
+    stored = {w.id: w.stop_reason for w in rows(Worker)}
+    assert stored == {
+        silent: "vanished: no heartbeat",
+        holding: "",
+        stopped: "drained",
+        beating: "",
+    }
+    release(held)
+    assert do(store.write_off_workers, after(100), limit=1) == 1
+    assert rows(Worker).get(pk=holding).stopped_at == after(100)
 
 
 def test_stopping_tells_how_many_were_not_yet_and_keeps_the_first_reason(wall: Wall) -> None:
