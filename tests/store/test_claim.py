@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,25 @@ def test_an_altered_job_that_never_ran_has_no_start() -> None:
     rows(Job).filter(pk=job_id).update(payload="{}")
     claim(1)
     assert read(job_id).started_at is None
+
+
+def test_a_job_that_moved_on_between_the_search_and_the_start_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where writers overlap somebody can cancel it in between; on SQLite the guard costs nothing."""
+    enqueue_each(2)
+    real = store.Transaction.fetch
+
+    def fetch(self: store.Transaction, statement: str, params: Any = ()) -> Any:
+        found = real(self, statement, params)
+        if statement.lstrip().startswith("SELECT id, losses"):
+            rows(Job).update(state="cancelled")
+        return found
+
+    monkeypatch.setattr(store.Transaction, "fetch", fetch)
+    assert claim(2) == []
+    assert set(rows(Job).values_list("state", flat=True)) == {"cancelled"}
+    assert not rows(Lease).exists()
 
 
 def test_a_claim_that_is_rolled_back_leaves_the_job_ready() -> None:

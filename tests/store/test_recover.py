@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay_queue import store
-from relay_queue.models import Lease
+from relay_queue.models import Job, Lease
 from tests.store.actions import (
     Wall,
     ack,
@@ -253,6 +253,16 @@ def test_attempts_are_not_charged_twice_by_recovery(wall: Wall) -> None:
     assert attempts == [1, 2, 3]
     assert state(job_id) == "dead"
     assert outcomes(job_id) == ["expired"] * 3
+
+
+def test_recovery_ends_a_stray_lease_of_a_job_that_was_changed_by_hand(wall: Wall) -> None:
+    stray, sound = enqueue_each(2)
+    claim(2)
+    rows(Job).filter(pk=stray).update(state="dead")
+    wall.advance(60)
+    assert [r.job_id for r in do(store.recover_expired)] == [sound]
+    assert outcomes(stray) == ["expired"]
+    assert [state(stray), state(sound)] == ["dead", "ready"]
 
 
 # --- promote -----------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from relay_queue import store
 from relay_queue.backoff import Backoff
+from relay_queue.models import Job
 from relay_queue.store import Settlement
 from tests.store.actions import (
     START,
@@ -33,6 +35,7 @@ from tests.store.actions import (
     register,
     release,
     rolled_back,
+    rows,
     settle,
     snooze,
     state,
@@ -503,6 +506,29 @@ def test_a_batch_that_is_rolled_back_leaves_every_lease_open() -> None:
     with nothing_written(), rolled_back() as tx:
         store.settle(tx, [Settlement("ack", c.lease_id, c.token) for c in held])
     assert all(ack(c).accepted for c in held)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "snooze", "release"])
+@pytest.mark.xfail(reason="finding 24: KeyError", strict=True)
+def test_a_word_on_a_job_that_was_changed_by_hand_is_refused_and_spares_the_others(
+    verb: str,
+) -> None:
+    damaged, sound = enqueue_each(2)
+    one, two = claim(2)
+    rows(Job).filter(pk=damaged).update(state="dead")
+    words = [Settlement(verb, c.lease_id, c.token, delay_seconds=1) for c in (one, two)]  # type: ignore[arg-type]
+    assert [answer.accepted for answer in settle(words)] == [False, True]
+    assert (state(damaged), state(sound) != "running") == ("dead", True)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+def test_no_word_revives_a_job_that_was_changed_by_hand(verb: str) -> None:
+    job_id = enqueue()
+    held = claim_one()
+    rows(Job).filter(pk=job_id).update(state="dead")
+    with suppress(KeyError):
+        settle([Settlement(verb, held.lease_id, held.token)])  # type: ignore[arg-type]
+    assert state(job_id) == "dead"
 
 
 # --- losses ------------------------------------------------------------------------------------
