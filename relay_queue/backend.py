@@ -6,11 +6,14 @@ caller would enqueue again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
+from django.core import checks
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from relay_queue import conf, store
 from relay_queue.backoff import Backoff
@@ -20,20 +23,22 @@ from relay_queue.compat import (
     BaseTaskBackend,
     InvalidTask,
     InvalidTaskBackend,
+    normalize_json,
     signals,
 )
-from relay_queue.exceptions import InvalidJob
-from relay_queue.results import (
-    Call,
-    EnqueuedResults,
-    enqueued_result,
-    stored_result,
-)
-from relay_queue.task import RelayTask, resolve
+from relay_queue.exceptions import ConfigurationError, InvalidJob, PayloadError
+from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
+from relay_queue.task import Call, RelayTask, resolve
 from relay_queue.wakeup import ring_on_commit
 
-OPTIONS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
-"""What ``TASKS[alias]["OPTIONS"]`` may set for tasks of the alias that do not say themselves."""
+OF_JOBS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
+"""The options that are stored with a job."""
+
+OPTIONS: Final = (*OF_JOBS, "enqueue_on_commit", "max_payload_bytes")
+"""What ``TASKS[alias]["OPTIONS"]`` may set; all but ``enqueue_on_commit`` are for the tasks of the
+alias that do not say themselves."""
+
+MIN_PAYLOAD_BYTES: Final = len('{"args":[],"kwargs":{}}')
 
 
 class RelayBackend(BaseTaskBackend):
@@ -41,7 +46,15 @@ class RelayBackend(BaseTaskBackend):
 
     An enqueue is one transaction, or part of the caller's: inside ``atomic()`` the job exists if
     and only if the caller's rows do. ``OPTIONS`` are defaults for the tasks of the alias:
-    ``max_attempts``, ``backoff``, ``timeout_seconds``, ``lease_seconds``.
+    ``max_attempts``, ``backoff``, ``timeout_seconds``, ``lease_seconds``, ``max_payload_bytes``.
+
+    A queue in a database of its own cannot share a transaction with the caller's rows. With
+    ``"enqueue_on_commit": True``, or the alias of the database that has the rows, an enqueue inside
+    ``atomic()`` of that database is checked at once and written right after the commit, as with
+    ``transaction.on_commit``. Until then the result's ``id`` is empty and its ``enqueued_at`` is
+    None; after a rollback they stay so. What can only be known when the job is written, such as
+    `QueueFull`, is raised out of the ``atomic()`` block then, with the rows committed. A process
+    that dies between the commit and the write loses the job.
     """
 
     task_class = RelayTask
@@ -58,6 +71,30 @@ class RelayBackend(BaseTaskBackend):
                 f"TASKS[{alias!r}]['OPTIONS'] has {', '.join(unknown)}; "
                 f"Relay knows {', '.join(OPTIONS)}."
             )
+        asked: object = self.options.get("enqueue_on_commit", False)
+        if not isinstance(asked, bool | str):
+            raise InvalidTaskBackend(
+                f"TASKS[{alias!r}]['OPTIONS']['enqueue_on_commit'] is {asked!r}; use True, which "
+                f"means {DEFAULT_DB_ALIAS!r}, or an alias of DATABASES."
+            )
+        self._rows_in = DEFAULT_DB_ALIAS if asked is True else asked or None
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Judge ``OPTIONS`` for ``manage.py check``: what no task could use is an error."""
+        given = {name: self.options[name] for name in OF_JOBS if name in self.options}
+        try:
+            queue = next(iter(conf.get().queues or ["default"]))
+            store.terms(task=self.alias, backend=self.alias, queue=queue, **given)
+            self._require_payload_limit(self.options.get("max_payload_bytes"))
+            if self._rows_in is not None and self._rows_in not in connections.settings:
+                raise InvalidJob(f"enqueue_on_commit is {self._rows_in!r}, not in DATABASES")
+        except ConfigurationError:
+            return []  # relay_queue.E001 tells
+        except InvalidJob as error:
+            message = f"TASKS[{self.alias!r}]['OPTIONS'] is not usable: {error}."
+            hint = "Correct it, or leave it out: every option has a default."
+            return [checks.Error(message, hint=hint, id="relay_queue.E006")]
+        return []
 
     def validate_task(self, task: AnyTask) -> None:
         """Raise the framework's ``InvalidTask`` if the task or an option of it is not usable."""
@@ -79,6 +116,7 @@ class RelayBackend(BaseTaskBackend):
         if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
             raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
         try:
+            self._require_payload_limit(self._option(task, "max_payload_bytes"))
             store.prepare(
                 idempotency_key=getattr(task, "idempotency_key", None), **self._job_options(task)
             )
@@ -93,19 +131,10 @@ class RelayBackend(BaseTaskBackend):
         Raises `InvalidJob` with its children, `QueueFull` and `IdempotencyConflict`; nothing is
         written then.
         """
-        key = getattr(task, "idempotency_key", None)
-        job = store.call(self._agree(task), args, kwargs, key)
-        wait_seconds = getattr(task, "wait_seconds", None)
-        if wait_seconds is None:
-            with store.transaction() as tx:
-                enqueued = store.enqueue(tx, job)
-        else:
-            enqueued = store.enqueue_waiting(job, wait_seconds)
-        if not enqueued.created:
-            return self.get_result(str(enqueued.job_id))
-        ring_on_commit(conf.get().database)
-        result = enqueued_result((task, args, kwargs), self.alias, enqueued)
-        signals.task_enqueued.send_robust(type(self), task_result=result)
+        call = (task, args, kwargs)
+        job = self._job(self._agree(task), call)
+        result = new_result(call, self.alias)
+        self._when_committed(partial(self._insert, job, result))
         return result
 
     def enqueue_many(self, calls: Iterable[Call]) -> EnqueuedResults:
@@ -118,14 +147,10 @@ class RelayBackend(BaseTaskBackend):
         # A batch mostly has a few tasks and many calls of each.
         tasks = {id(task): task for task, _, _ in taken}
         agreed = {key: self._agree(task) for key, task in tasks.items()}
-        jobs = [
-            store.call(agreed[id(task)], args, kwargs, getattr(task, "idempotency_key", None))
-            for task, args, kwargs in taken
-        ]
-        with store.transaction() as tx:
-            enqueued = store.enqueue_many(tx, jobs)
-        ring_on_commit(conf.get().database)
-        return EnqueuedResults(self.alias, taken, enqueued)
+        jobs = [self._job(agreed[id(call[0])], call) for call in taken]
+        results = EnqueuedResults(self.alias, taken)
+        self._when_committed(partial(self._insert_many, jobs, results))
+        return results
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> EnqueuedResults:
         """Enqueue many calls from a coroutine; see `enqueue_many`."""
@@ -138,6 +163,52 @@ class RelayBackend(BaseTaskBackend):
         ``TaskResultMismatch`` if its task is not in the code.
         """
         return stored_result(result_id)
+
+    def announce(self, results: Sequence[AnyResult]) -> None:
+        """Tell the workers of jobs that are in the table, when that is committed."""
+        ring_on_commit(conf.get().database)
+
+    def _when_committed(self, insert: Callable[[], None]) -> None:
+        """Insert now; or, if the alias says so, when the caller's rows are committed."""
+        alias = self._rows_in
+        if alias is None or alias == conf.get().database:
+            insert()  # the caller's transaction, if there is one, is that of the job
+        else:
+            transaction.on_commit(insert, using=alias)  # at once if there is no transaction
+
+    def _insert(self, job: store.NewJob, result: AnyResult) -> None:
+        wait_seconds = getattr(result.task, "wait_seconds", None)
+        if wait_seconds is None:
+            with store.transaction() as tx:
+                enqueued = store.enqueue(tx, job)
+        else:
+            enqueued = store.enqueue_waiting(job, wait_seconds)
+        note_enqueued(result, enqueued)
+        if enqueued.created:
+            signals.task_enqueued.send_robust(type(self), task_result=result)
+            self.announce([result])
+
+    def _insert_many(self, jobs: Sequence[store.NewJob], results: EnqueuedResults) -> None:
+        with store.transaction() as tx:
+            results.note_enqueued(store.enqueue_many(tx, jobs))
+        self.announce(results)
+
+    def _job(self, agreed: store.Terms, call: Call) -> store.NewJob:
+        """Return the job of a call. Raises `PayloadError` if its arguments cannot be stored."""
+        task, args, kwargs = call
+        key = getattr(task, "idempotency_key", None)
+        try:
+            job = store.call(agreed, args, kwargs, key)
+        except PayloadError as refusal:
+            # The framework also takes text as bytes, and other kinds of sequences and mappings.
+            job = store.call(agreed, *_normalized(args, kwargs, refusal), key)
+        limit = self._option(task, "max_payload_bytes")
+        if limit is not None and len(job.payload) > limit:
+            raise PayloadError(
+                f"the arguments of {task.module_path} take {len(job.payload):,} bytes of JSON, and "
+                f"its max_payload_bytes is {limit:,}. Store the data and pass a reference."
+            )
+        return job
 
     def _agree(self, task: AnyTask) -> store.Terms:
         """Return the terms of a task that a worker will find. Raises `UnknownTask` otherwise."""
@@ -164,6 +235,18 @@ class RelayBackend(BaseTaskBackend):
         own = getattr(task, name, None)
         return self.options.get(name) if own is None else own
 
+    @staticmethod
+    def _require_payload_limit(limit: object) -> None:
+        highest = conf.get().max_payload_bytes
+        if limit is None:
+            return
+        whole = isinstance(limit, int) and not isinstance(limit, bool)
+        if not whole or not MIN_PAYLOAD_BYTES <= limit <= highest:  # type: ignore[operator]
+            raise InvalidJob(
+                f"max_payload_bytes is {limit!r}; use a whole number from {MIN_PAYLOAD_BYTES} to "
+                f'{highest:,}, which is RELAY["MAX_PAYLOAD_BYTES"]'
+            )
+
     def _require_atomic_is_possible(self, task: RelayTask[..., Any]) -> None:
         if not task.atomic:
             return
@@ -181,6 +264,17 @@ class RelayBackend(BaseTaskBackend):
                 f"its timeout_seconds must be at most {limit:g}; it is {timeout}. Set it lower, or "
                 'raise RELAY["ATOMIC_MAX_SECONDS"].'
             )
+
+
+def _normalized(
+    args: Sequence[Any], kwargs: Mapping[str, Any], refusal: PayloadError
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments as the framework stores them; raises ``refusal`` if it refuses them too."""
+    try:
+        plain: Any = normalize_json([list(args), dict(kwargs)])
+    except (TypeError, ValueError, RecursionError):
+        raise refusal from None
+    return plain[0], plain[1]
 
 
 def _require_exceptions(task: RelayTask[..., Any]) -> None:

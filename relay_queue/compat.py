@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TaskResultDoesNotExist,
         TaskResultMismatch,
     )
+    from django.utils.json import normalize_json
 
     AnyTask: TypeAlias = Task[..., Any]
     AnyResult: TypeAlias = TaskResult[..., Any]
@@ -55,6 +56,7 @@ else:
                 TaskResultDoesNotExist,
                 TaskResultMismatch,
             )
+            from django.utils.json import normalize_json
         except ModuleNotFoundError as missing:
             if missing.name != "django.tasks":
                 raise
@@ -74,6 +76,7 @@ else:
             from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
             from django_tasks.exceptions import InvalidTaskError as InvalidTask
             from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
+            from django_tasks.utils import normalize_json
     except ModuleNotFoundError as missing:
         if missing.name != "django_tasks":
             raise
@@ -102,6 +105,7 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultMismatch",
     "TaskResultStatus",
+    "normalize_json",
     "signals",
     "task",
     "task_backends",

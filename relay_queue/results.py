@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final, overload
 
 from relay_queue import conf, payload
 from relay_queue.compat import (
     AnyResult,
-    AnyTask,
     TaskError,
     TaskResult,
     TaskResultDoesNotExist,
@@ -19,15 +19,12 @@ from relay_queue.compat import (
 from relay_queue.exceptions import Cancelled, PayloadError, TimedOut, UnknownTask
 from relay_queue.states import UNCHARGED, Outcome, State
 from relay_queue.store.records import Enqueued
-from relay_queue.task import as_enqueued
+from relay_queue.task import Call, as_enqueued
 
 if TYPE_CHECKING:
     from relay_queue.models import Job, Lease
 
 MAX_JOB_ID: Final = 2**63 - 1
-
-Call = tuple[AnyTask, Sequence[Any], Mapping[str, Any]]
-"""A task with the positional and the keyword arguments of one call."""
 
 STATUSES: Final[dict[str, TaskResultStatus]] = {
     State.SCHEDULED: TaskResultStatus.READY,
@@ -49,14 +46,14 @@ _ERRORS: Final[dict[str | None, type[BaseException]]] = {
 }
 
 
-def enqueued_result(call: Call, alias: str, enqueued: Enqueued) -> AnyResult:
-    """Return the result of a job that was enqueued just now, without a look at the database."""
+def new_result(call: Call, alias: str) -> AnyResult:
+    """Return the result of a job that is not in the table yet: its id is empty until it is."""
     task, args, kwargs = call
     return TaskResult(
         task=task,
-        id=str(enqueued.job_id),
-        status=STATUSES[enqueued.state],
-        enqueued_at=enqueued.created_at,
+        id="",
+        status=TaskResultStatus.READY,
+        enqueued_at=None,
         started_at=None,
         finished_at=None,
         last_attempted_at=None,
@@ -66,6 +63,17 @@ def enqueued_result(call: Call, alias: str, enqueued: Enqueued) -> AnyResult:
         errors=[],
         worker_ids=[],
     )
+
+
+def note_enqueued(result: AnyResult, enqueued: Enqueued) -> None:
+    """Give a new result what the table knows of its job now."""
+    if enqueued.created:
+        object.__setattr__(result, "id", str(enqueued.job_id))
+        object.__setattr__(result, "enqueued_at", enqueued.created_at)
+        return
+    found = stored_result(str(enqueued.job_id))  # of an earlier call with the same key
+    for item in fields(found):
+        object.__setattr__(result, item.name, getattr(found, item.name))
 
 
 def stored_result(result_id: str) -> AnyResult:
@@ -108,21 +116,35 @@ def stored_result(result_id: str) -> AnyResult:
 class EnqueuedResults(Sequence[AnyResult]):
     """The results of many enqueues, each made when it is looked at.
 
-    Tens of thousands of results would cost more than the jobs. ``ids`` has the ids of all of them.
+    Tens of thousands of results would cost more than the jobs. ``ids`` has the ids of all of them;
+    they are empty as long as the jobs wait for a commit, see `relay_queue.backend.RelayBackend`.
     """
 
-    def __init__(self, alias: str, calls: Sequence[Call], enqueued: Sequence[Enqueued]) -> None:
+    def __init__(
+        self, alias: str, calls: Sequence[Call], enqueued: Sequence[Enqueued] = ()
+    ) -> None:
         self._alias = alias
         self._calls = calls
         self._enqueued = enqueued
+        self._stored = False
 
     @property
     def ids(self) -> list[str]:
         """The ids of the results, in order."""
+        if not self._enqueued:
+            return [""] * len(self)
         return [str(entry.job_id) for entry in self._enqueued]
 
+    def note_enqueued(self, enqueued: Sequence[Enqueued]) -> None:
+        """Take the answers of the store; for the backend."""
+        self._enqueued = enqueued
+
+    def refresh(self) -> None:
+        """Read results from the table from now on, each when it is looked at."""
+        self._stored = True
+
     def __len__(self) -> int:
-        return len(self._enqueued)
+        return len(self._calls)
 
     @overload
     def __getitem__(self, index: int) -> AnyResult: ...
@@ -130,11 +152,14 @@ class EnqueuedResults(Sequence[AnyResult]):
     def __getitem__(self, index: slice) -> EnqueuedResults: ...
     def __getitem__(self, index: int | slice) -> AnyResult | EnqueuedResults:
         if isinstance(index, slice):
-            return EnqueuedResults(self._alias, self._calls[index], self._enqueued[index])
-        entry = self._enqueued[index]
-        if not entry.created:
-            return stored_result(str(entry.job_id))
-        return enqueued_result(self._calls[index], self._alias, entry)
+            part = EnqueuedResults(self._alias, self._calls[index], self._enqueued[index])
+            part._stored = self._stored
+            return part
+        result = new_result(self._calls[index], self._alias)
+        if self._enqueued:
+            entry = self._enqueued[index]
+            note_enqueued(result, entry._replace(created=entry.created and not self._stored))
+        return result
 
 
 def _job_id(result_id: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
@@ -54,6 +54,9 @@ R = TypeVar("R")
 
 ExceptionTypes = tuple[type[BaseException], ...]
 
+Call = tuple[AnyTask, Sequence[Any], Mapping[str, Any]]
+"""A task with the positional and the keyword arguments of one call; see `RelayTask.bind`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
@@ -85,6 +88,8 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
     """Names this call within its queue: enqueueing it again returns the job that exists."""
     wait_seconds: float | None = None
     """How long an enqueue waits for room in a full queue. None refuses at once."""
+    max_payload_bytes: int | None = None
+    """The most that the arguments may take, in bytes of JSON text; at most the project's limit."""
 
     def using(
         self,
@@ -96,6 +101,7 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
         idempotency_key: str | None = None,
         wait_seconds: float | None = None,
         max_attempts: int | None = None,
+        backoff: Backoff | None = None,
         timeout_seconds: float | None = None,
         lease_seconds: float | None = None,
     ) -> RelayTask[P, R]:
@@ -104,6 +110,13 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
             name: value for name, value in locals().items() if name != "self" and value is not None
         }
         return replace(self, **changes)
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Return a call that is not enqueued yet, for `relay_queue.backend.RelayBackend`.
+
+        ``backend.enqueue_many([send.bind(1), send.bind(2)])`` has its arguments type-checked.
+        """
+        return self, args, kwargs
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "func"}
@@ -120,6 +133,15 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
         def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
             """Call the function here and now, without a job."""
 
+        async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Call the function from a coroutine, without a job."""
+
+        def get_result(self, result_id: str) -> TaskResult[P, R]:
+            """Read the result of a job of this task."""
+
+        async def aget_result(self, result_id: str) -> TaskResult[P, R]:
+            """Read from a coroutine; see `get_result`."""
+
 
 class _Options(TypedDict, total=False):
     priority: int
@@ -132,6 +154,7 @@ class _Options(TypedDict, total=False):
     timeout_seconds: float | None
     lease_seconds: float | None
     atomic: bool
+    max_payload_bytes: int | None
 
 
 @overload
@@ -159,6 +182,7 @@ def task(
     timeout_seconds: float | None = None,
     lease_seconds: float | None = None,
     atomic: bool = False,
+    max_payload_bytes: int | None = None,
 ) -> Any:
     """Make a module-level function a task: ``@task``, or ``@task(max_attempts=5, …)``.
 
@@ -248,9 +272,15 @@ def _packages() -> set[str]:
 
 
 def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
-    """Make a pickled task again; the function is the one that its path leads to now."""
+    """Make a pickled task again; the function is the one that its path leads to now.
+
+    Raises ``ValueError`` if that is no task, as the framework does.
+    """
     module_name, _, name = path.rpartition(".")
-    return RelayTask(func=getattr(importlib.import_module(module_name), name).func, **options)
+    found = getattr(importlib.import_module(module_name), name, None)
+    if not isinstance(found, Task):
+        raise ValueError(f"{path!r} is of type {type(found).__name__}, not a task.")
+    return RelayTask(func=found.func, **options)
 
 
 def _forget(*, setting: str, **_: Any) -> None:

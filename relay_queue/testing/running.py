@@ -1,0 +1,85 @@
+"""Run what was enqueued: now, or at once where it is enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from unittest.mock import patch
+
+from relay_queue import clock, conf, store
+from relay_queue.backend import RelayBackend
+from relay_queue.compat import AnyResult
+from relay_queue.models import Job
+from relay_queue.results import EnqueuedResults
+from relay_queue.states import State
+from relay_queue.worker.context import JobContext
+from relay_queue.worker.executor import execute
+
+
+def run_pending(
+    queue: str | None = None, *, until_empty: bool = True, at: datetime | None = None
+) -> int:
+    """Run the jobs that are ready, in this thread, and return how many attempts were made.
+
+    The jobs pass through the real store, so states, attempts and results are as they would be. A
+    failing function does not fail the test: look at its result after ``result.refresh()``. By
+    default jobs that are enqueued meanwhile run as well; with ``until_empty=False`` no more
+    attempts are made than jobs are ready now. ``at``, an aware datetime, stands for the current
+    time of the queue: jobs deferred or backing off until then are due. A function that always
+    snoozes for 0 seconds keeps this busy for ever. Raises ``ValueError`` if ``at`` is naive.
+    """
+    if at is not None and at.utcoffset() is None:
+        raise ValueError(f"at is {at!r}, without a time zone. Use an aware datetime.")
+    with nullcontext() if at is None else clock.use(lambda: at):
+        limit = None if until_empty else _count_ready(queue)
+        attempts = 0
+        while attempts != limit and _run_next(queue):
+            attempts += 1
+        return attempts
+
+
+@contextmanager
+def run_on_enqueue() -> Iterator[None]:
+    """Run each job at once where it is enqueued; also a decorator of functions and methods.
+
+    What ``enqueue`` returns has finished then, or waits for its next attempt: one attempt is made.
+    Jobs of the same queue that were ready before run first, as they would with a worker. A job
+    that is deferred, or whose queue is paused, stays as it is. Jobs run inside the caller's
+    ``atomic()``, where a worker would only come after the commit.
+    """
+    with patch.object(RelayBackend, "announce", _run):
+        yield
+
+
+def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:
+    for result in results:
+        job = Job.objects.using(conf.get().database).filter(pk=result.id, state=State.READY)
+        while job.exists() and _run_next(result.task.queue_name):
+            pass
+    if isinstance(results, EnqueuedResults):
+        results.refresh()
+        return
+    for result in results:
+        result.refresh()
+
+
+def _count_ready(queue: str | None) -> int:
+    with store.transaction() as tx:
+        store.promote(tx)
+    ready = Job.objects.using(conf.get().database).filter(state=State.READY)
+    return ready.count() if queue is None else ready.filter(queue=queue).count()
+
+
+def _run_next(queue: str | None) -> bool:
+    """Run the next job; False if there is none. One at a time, so that no lease grows old."""
+    with store.transaction() as tx:
+        store.promote(tx)
+        queues = sorted(store.inspect.ready_queues()) if queue is None else [queue]
+        claims = store.claim(tx, worker_id=None, queues=queues, limit=1)
+    for claim in claims:
+        finished = execute(claim, JobContext.of(claim, worker="testing"))
+        if finished.settled is None:
+            with store.transaction() as tx:
+                store.settle(tx, [finished.settlement])
+    return bool(claims)
