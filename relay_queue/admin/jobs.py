@@ -112,13 +112,13 @@ class JobAdmin(ReadingAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Find a job by its id, else jobs by task, queue or key."""
+        """Find a job by its id, else jobs by a part of the task, by queue or by key."""
         term = search_term.strip()
         if not term:
             return queryset, False
         job_id = as_id(term)
         if job_id is not None:
-            return queryset.filter(Q(pk=job_id) | Q(idempotency_key=term)), False
+            return queryset.filter(pk=job_id), False
         found = Q(task__icontains=term) | Q(queue=term) | Q(idempotency_key=term)
         return queryset.filter(found), False
 
