@@ -90,9 +90,30 @@ def break_commit(path: str) -> None:
     loop.tick = broken
 
 
+def lock_reads(path: str) -> None:
+    """Let the look of a loop find the database locked, while a file exists.
+
+    SQLite does so to readers while another process recovers the log after a crash.
+    """
+    from django.db import OperationalError
+
+    from relay_queue.store import inspect
+
+    look = inspect.look
+
+    def locked() -> Any:
+        if os.path.exists(path):
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+            raise OperationalError("database is locked") from error
+        return look()
+
+    inspect.look = locked
+
+
 PREPARATIONS: dict[str, Callable[[str], None]] = {
     function.__name__: function
-    for function in (jump_clock, die_after_claim, die_after_settle, break_commit)
+    for function in (jump_clock, die_after_claim, die_after_settle, break_commit, lock_reads)
 }
 
 

@@ -129,7 +129,6 @@ def test_drain_waits_for_nobody_elses_jobs(farm: Farm) -> None:
     assert farm.job(theirs).state == "ready"
 
 
-@pytest.mark.xfail(reason="what is left is counted over all backends")
 def test_drain_of_one_backend_does_not_wait_for_jobs_of_another(farm: Farm) -> None:
     mine = farm.enqueue(chores.note, backend="other")
     theirs = farm.enqueue(chores.note)

@@ -1,0 +1,143 @@
+"""Functions that harm their process: they are charged, end as dead letters, and hurt no neighbour."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from relay_queue import store
+from relay_queue.models import Job
+from tests.conftest import wait_until
+from tests.process import chores
+from tests.process.farm import Farm, is_alive
+
+
+# SQLite tries for ten seconds to make sense of files that were closed under it.
+@pytest.mark.parametrize(
+    ("kind", "attempts"), [("exit", 3), ("abort", 2), ("kill", 2), ("close", 1)]
+)
+def test_a_function_that_kills_its_process_goes_dead_after_its_attempts(
+    farm: Farm, kind: str, attempts: int
+) -> None:
+    farm.work()
+    job = farm.enqueue(chores.poison, kind, max_attempts=attempts)
+    dead = farm.wait_state(job, "dead")
+    assert (dead.attempt, farm.outcomes(job)) == (attempts, ["lost"] * attempts)
+    assert len(farm.runs(job)) == attempts
+    farm.wait_state(farm.enqueue(chores.note), "succeeded")
+
+
+def test_a_crasher_does_not_condemn_its_neighbours(farm: Farm) -> None:
+    """Each death charges all that the process held, so a crasher must not meet them each time."""
+    farm.work(concurrency=8)
+    neighbours = [farm.enqueue(chores.note_slowly, 0.2, max_attempts=3) for _ in range(12)]
+    crasher = farm.enqueue(chores.poison, "kill", max_attempts=3)
+    neighbours += [farm.enqueue(chores.note_slowly, 0.2, max_attempts=3) for _ in range(12)]
+    assert farm.wait_state(crasher, "dead", timeout=60).attempt == 3
+    for job in neighbours:
+        done = farm.wait_state(job, "succeeded")
+        assert "lost" not in farm.outcomes(job)[2:], "a suspect runs beside no other suspect"
+        assert done.attempt <= 3
+
+
+def test_many_crashers_go_dead_one_by_one_and_the_others_succeed(farm: Farm) -> None:
+    farm.work(concurrency=4, processes=2)
+    crashers = [farm.enqueue(chores.poison, "exit", max_attempts=2) for _ in range(3)]
+    neighbours = [farm.enqueue(chores.note, max_attempts=10) for _ in range(10)]
+    farm.wait_finished()
+    assert {farm.job(job).state for job in crashers} == {"dead"}
+    assert {farm.job(job).state for job in neighbours} == {"succeeded"}
+
+
+@pytest.mark.parametrize("kind", ["deafen", "chdir", "program"])
+def test_what_a_function_does_to_its_process_hurts_no_other_job(farm: Farm, kind: str) -> None:
+    farm.work(concurrency=1)
+    pid = farm.worker()
+    assert farm.wait_state(farm.enqueue(chores.poison, kind), "succeeded").attempt == 1
+    after = [farm.enqueue(chores.note), farm.enqueue(chores.write_together, kind, "/")]
+    for job in after:
+        assert farm.wait_state(job, "succeeded").attempt == 1
+    assert farm.workers() == [pid]
+
+
+def test_a_worker_whose_handlers_were_replaced_loses_its_job_and_not_its_ledger(farm: Farm) -> None:
+    workers = farm.work(concurrency=2)
+    farm.wait_state(farm.enqueue(chores.poison, "deafen"), "succeeded")
+    job = farm.enqueue(chores.wait_first_time, farm.file("never"))
+    farm.wait_runs(job)
+    os.kill(farm.worker(), signal.SIGTERM)  # it has lost the handler that would ignore this
+    assert farm.wait_state(job, "succeeded").attempt == 2
+    assert farm.outcomes(job) == ["lost", "acked"]
+    assert workers.poll() is None
+
+
+def test_a_child_that_a_function_leaves_behind_does_not_keep_a_dead_worker_alive(
+    farm: Farm,
+) -> None:
+    farm.work(processes=2)
+    job = farm.enqueue(chores.leave_child_and_die, farm.file("go"))
+    (first,) = farm.wait_runs(job)
+    assert farm.wait_state(job, "succeeded", timeout=10).attempt == 2
+    assert farm.outcomes(job) == ["lost", "acked"]
+    assert not is_alive(first.pid)
+    assert farm.runs(job)[1].pid != first.pid
+    farm.make("go")
+
+
+def test_a_forked_child_that_lives_on_changes_nothing(farm: Farm) -> None:
+    farm.work(concurrency=2)
+    pid = farm.worker()
+    assert farm.wait_state(farm.enqueue(chores.poison, "fork"), "succeeded").attempt == 1
+    for _ in range(5):
+        farm.wait_state(farm.enqueue(chores.note), "succeeded")
+    assert farm.workers() == [pid]
+
+
+@pytest.mark.parametrize("kind", ["return in child", "raise in child"])
+def test_a_forked_child_that_comes_back_from_its_function_is_no_second_worker(
+    farm: Farm, kind: str
+) -> None:
+    workers = farm.work(concurrency=2)
+    pid = farm.worker()
+    job = farm.enqueue(chores.poison, kind)
+    assert farm.wait_state(job, "succeeded").attempt == 1
+    for _ in range(5):
+        done = farm.enqueue(chores.note)
+        farm.wait_state(done, "succeeded")
+        assert farm.runs(done)[0].pid == pid
+    # It has nothing to do here: it must be gone without being told.
+    wait_until(lambda: set(farm.pids()) == {workers.pid, pid}, 5, lambda: str(farm.pids()))
+
+
+def test_a_function_that_keeps_the_interpreter_past_its_lease_is_overtaken(farm: Farm) -> None:
+    farm.relay["POLL_SECONDS"] = 0.5
+    farm.work(lease=1, processes=2)
+    job = farm.enqueue(chores.hog, 3.0)
+    (first,) = farm.wait_runs(job, word="began")
+    assert farm.wait_state(job, "succeeded").attempt == 2
+    second = farm.runs(job, "began")[1]
+    assert second.pid != first.pid
+    late = farm.wait_refused(farm.leases(job)[0].id)
+    assert (late.outcome, late.refused_verb) == ("expired", "ack")
+    assert farm.outcomes(job) == ["expired", "acked"]
+
+
+def test_a_function_that_keeps_the_interpreter_hurts_only_its_own_process(farm: Farm) -> None:
+    farm.work(processes=2, concurrency=1)
+    hog = farm.enqueue(chores.hog, 3.0)
+    farm.wait_runs(hog, word="began")
+    for _ in range(10):
+        farm.wait_state(farm.enqueue(chores.note), "succeeded", timeout=2)
+    assert farm.wait_state(hog, "succeeded").attempt == 1
+
+
+def test_two_jobs_of_a_module_that_is_being_imported_both_run(farm: Farm) -> None:
+    with store.transaction() as tx:
+        job = store.prepare(task="tests.process.slow_import.nothing")
+        store.enqueue_many(tx, [job] * 8)
+    farm.work(concurrency=8)
+    farm.wait_finished()
+    errors = set(Job.objects.values_list("state", "attempt", "last_error"))
+    assert errors == {("succeeded", 1, "")}
