@@ -60,11 +60,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     ):
         folder = Path(name)
         facts = machine.facts(folder)
-        if facts["filesystem"] in machine.IN_MEMORY:
-            out.warn(
-                f"{folder} is on {facts['filesystem']}, which keeps nothing: commits look faster "
-                "than they are. Set TMPDIR to a folder on a disk."
-            )
+        _warn(facts, folder, out)
         figures = _measure(names, folder, options.quick, out)
     out.data({"figures": figures, "machine": facts})
     out.line()
@@ -75,6 +71,21 @@ def run(options: argparse.Namespace, out: Output) -> int:
     _show_details(figures, out)
     out.facts(facts, "machine")
     return 0 if all(figure["ok"] for figure in figures) else 1
+
+
+def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:
+    """Say what makes the figures better or worse than they are."""
+    if facts["filesystem"] in machine.IN_MEMORY:
+        out.warn(
+            f"{folder} is on {facts['filesystem']}, which keeps nothing: commits look faster "
+            "than they are. Set TMPDIR to a folder on a disk."
+        )
+    if facts["load_average"] > facts["cpus"] / 2:
+        out.warn(
+            f"The load average is {facts['load_average']:g} on {facts['cpus']} processors: other "
+            "programs are busy, so speeds will look lower than they are. Compare "
+            "cpu_us_per_job instead, or measure again when the machine is idle."
+        )
 
 
 @contextmanager

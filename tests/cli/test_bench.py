@@ -168,6 +168,14 @@ def test_folder_in_memory_is_warned_about(
     assert "Set TMPDIR to a folder on a disk." in relay("bench", "--only", "idle_cpu").errors
 
 
+def test_busy_machine_is_warned_about(
+    relay: Relay, folder: Path, canned: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned(judge("idle_cpu", 0.1).as_data())
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (500.0, 0.0, 0.0))
+    assert "The load average is 500 on" in relay("bench", "--only", "idle_cpu").errors
+
+
 def test_unknown_figure_is_refused_with_the_nearest(relay: Relay) -> None:
     with pytest.raises(CommandError, match="Did you mean 'enqueue_bulk'"):
         relay("bench", "--only", "enqueue_blk")
