@@ -12,6 +12,7 @@ import sys
 import tomllib
 import types
 import unittest
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from relay_queue.cli import base
 from relay_queue.db import gatefile
 from relay_queue.db.sqlite3 import base as engine
 from relay_queue.management.commands.runworker import Command as RunWorker
+from relay_queue.models import Job
 from relay_queue.store import faults, report
 from relay_queue.task import RelayTask
 from relay_queue.testing import run_pending
@@ -234,6 +236,25 @@ def test_documented_bounds_are_those_that_are_kept() -> None:
     assert checked > 25
 
 
+def examples_of_the_setting() -> list[Any]:
+    assigned = []
+    for path in PAGES:
+        for block in blocks(path.read_text()):
+            if block.language == "python" and "RELAY = " in block.text:
+                for statement in ast.parse(block.text).body:
+                    if ast.unparse(statement).startswith("RELAY = "):
+                        scope: dict[str, Any] = {}
+                        exec(ast.unparse(statement), scope)
+                        assigned.append(scope["RELAY"])
+    return assigned
+
+
+def test_examples_of_the_setting_are_usable() -> None:
+    examples = examples_of_the_setting()
+    assert len(examples) >= 2
+    assert [conf.problems(example) for example in examples] == [[] for _ in examples]
+
+
 # --- Commands ------------------------------------------------------------------
 
 
@@ -361,10 +382,18 @@ def test_keys_to_watch_are_in_the_output_of_status() -> None:
 # --- Checks, states, failures --------------------------------------------------
 
 
+def system_checks() -> set[str]:
+    """Return the ids that the package gives to messages, without the prefix."""
+    found: set[str] = set()
+    for path in (ROOT / "relay_queue").rglob("*.py"):
+        found |= set(re.findall(r"relay_queue\.([EWI]\d{3})\b", path.read_text()))
+    return found | set(re.findall(r'"([EWI]\d{3})"', Path(checks.__file__).read_text()))
+
+
 def test_every_system_check_is_documented() -> None:
     titles = re.findall(r"^### relay_queue\.(\w+)$", page("checks.md"), re.MULTILINE)
-    source = Path(checks.__file__).read_text()
-    assert sorted(titles) == sorted(set(re.findall(r"\b([EWI]\d{3})\b", source)))
+    assert len(titles) == len(set(titles))
+    assert set(titles) == system_checks()
     for title in titles:
         text = section(page("checks.md"), f"relay_queue.{title}")
         assert "**Cause.**" in text, title
@@ -372,9 +401,8 @@ def test_every_system_check_is_documented() -> None:
 
 
 def test_system_checks_that_are_mentioned_exist() -> None:
-    known = set(re.findall(r"\b[EWI]\d{3}\b", Path(checks.__file__).read_text()))
     for path in PAGES:
-        assert set(re.findall(r"\b[EWI]\d{3}\b", path.read_text())) <= known, path.name
+        assert set(re.findall(r"\b[EWI]\d{3}\b", path.read_text())) <= system_checks(), path.name
 
 
 def test_documented_transitions_are_the_legal_ones() -> None:
@@ -453,25 +481,29 @@ def test_every_attribute_of_the_context_is_documented() -> None:
     assert named == own
 
 
+def run_example(text: str, module: types.ModuleType) -> None:
+    """Run a block as a module, then the jobs that it enqueued and the tests that it defines."""
+    exec(compile(text, module.__name__, "exec"), vars(module))
+    run_pending()
+    for kind in list(vars(module).values()):
+        if isinstance(kind, type) and issubclass(kind, unittest.TestCase):
+            for name in unittest.defaultTestLoader.getTestCaseNames(kind):
+                getattr(kind(name), name)()  # in this test's own transaction
+
+
 @pytest.mark.django_db
-def test_blocks_of_writing_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, block in enumerate(blocks(page("writing-tasks.md"))):
-        if block.language != "python":
-            continue
-        module = types.ModuleType(f"documented_block_{number}")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(block.text, module.__name__, "exec"), vars(module))
-        run_pending()
-        for kind in vars(module).values():
-            if (
-                isinstance(kind, type)
-                and issubclass(kind, unittest.TestCase)
-                and "Tests" in str(kind)
-            ):
-                outcome = unittest.TestResult()
-                unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(outcome)
-                assert outcome.testsRun, kind
-                assert not outcome.errors + outcome.failures
+@pytest.mark.parametrize(
+    ("name", "enqueued"), [("writing-tasks.md", 108), ("operating.md", 0)], ids=str
+)
+def test_examples_run(name: str, enqueued: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, block in enumerate(blocks(page(name))):
+        if block.language == "python":
+            module = types.ModuleType(f"documented_block_{number}")
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            run_example(block.text, module)
+    # All were run by the name of their task, and only the one that is to be cancelled was.
+    ends = Counter(Job.objects.values_list("state", flat=True))
+    assert ends == ({"succeeded": enqueued - 1, "cancelled": 1} if enqueued else {})
 
 
 def matches(pattern: str, line: str) -> bool:
