@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
+from relay_queue.compat import TaskContext
 from relay_queue.exceptions import Fatal, Retry, Snooze
 from relay_queue.task import task
 from relay_queue.worker.context import RelayContext, current
@@ -99,6 +100,23 @@ def describe(context: RelayContext, note: str) -> dict[str, Any]:
         "result_id": context.task_result.id,
         "note": note,
     }
+
+
+@task(takes_context=True)
+def describe_context(context: TaskContext, value: int) -> dict[str, Any]:
+    return {
+        "is_context": isinstance(context, TaskContext),
+        "attempt": context.attempt,
+        "id": context.task_result.id,
+        "status": str(context.task_result.status),
+        "args": context.task_result.args,
+        "workers": len(context.task_result.worker_ids),
+    }
+
+
+@task(takes_context=True)
+def fail_with_attempt(context: TaskContext) -> None:
+    raise ValueError(f"attempt {context.attempt}")
 
 
 @task(takes_context=True)

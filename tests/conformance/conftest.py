@@ -70,6 +70,7 @@ def rows(transactional_db: None, tmp_path: Path) -> Iterator[Any]:
     )
     connections.settings["rows"] = configured["rows"]
     connection = connections["rows"]
+    connection.connect()  # by hand: a test may open only the databases that the settings had
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE row (name text)")
     yield connection
