@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -21,6 +22,9 @@ class RelayConfig(AppConfig):
         """Connect what cannot be imported before the models are ready."""
         from relay_queue import checks
 
+        # The task framework registers its checks, which ask our backends (E006), when it is
+        # imported; a project that has imported no task yet would go unchecked.
+        import_module("relay_queue.compat")
         checks.register()
         post_migrate.connect(create_configured_queues, sender=self)
 

@@ -11,6 +11,7 @@ Id                    What it says
 ``relay_queue.E003``  The database engine of the queue is not supported.
 ``relay_queue.E004``  ``USE_TZ`` is off.
 ``relay_queue.E005``  ``TASKS`` names a queue that ``RELAY["QUEUES"]`` does not list.
+``relay_queue.E006``  ``OPTIONS`` of an alias in ``TASKS`` are not usable (told by the backend).
 ``relay_queue.W001``  No alias of ``TASKS`` uses Relay.
 ``relay_queue.W002``  The queue is on Django's own SQLite engine, so writers are not served fairly.
 ``relay_queue.W003``  Transactions do not begin as writers.
@@ -20,6 +21,7 @@ Id                    What it says
 ``relay_queue.W007``  This system has no ``fcntl``: no writer gate and no proof of death.
 ``relay_queue.W008``  The queue is in memory.
 ``relay_queue.W009``  The database file is on a network file system.
+``relay_queue.W010``  The admin is installed and the package of its date filters is not.
 ``relay_queue.I001``  The queue is in another database than ``default``.
 ===================== ============================================================================
 """
@@ -33,6 +35,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from django.apps import apps
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -64,7 +67,7 @@ _UNSUPPORTED: Final = {
 
 def register() -> None:
     """Register all checks of this module, once per process."""
-    for check in (check_settings, check_tasks, check_database, check_platform):
+    for check in (check_settings, check_tasks, check_database, check_platform, check_admin):
         checks.register(check, TAG)
 
 
@@ -142,6 +145,17 @@ def check_platform(**_: Any) -> list[checks.CheckMessage]:
     message = "This system has no fcntl, so there is no writer gate and no proof of death."
     hint = "Run on Linux, macOS or BSD. Here only the end of a lease tells that a worker is gone."
     return [_warning("W007", message, hint)]
+
+
+def check_admin(**_: Any) -> list[checks.CheckMessage]:
+    """See whether the pages of the admin have what they are made with."""
+    if not apps.is_installed("django.contrib.admin") or apps.is_installed("rangefilter"):
+        return []
+    message = (
+        "The admin is installed, but rangefilter, the package of Relay's date filters, is not."
+    )
+    hint = 'Add "rangefilter" to INSTALLED_APPS; it comes with Relay.'
+    return [_warning("W010", message, hint)]
 
 
 def _error(number: str, message: str, hint: str) -> checks.Error:

@@ -19,8 +19,10 @@ class InvalidJob(RelayError, ValueError):
     """An enqueue was refused because a value is out of its bounds. Nothing was written."""
 
 
-class PayloadError(InvalidJob):
+class PayloadError(InvalidJob, TypeError):
     """The arguments cannot be stored as JSON, or are too large or too deep.
+
+    A ``TypeError`` too: that is what the task framework raises for arguments that are no JSON.
 
     ``path`` says where, in the spelling of Python: ``kwargs['users'][3]``.
     """

@@ -68,8 +68,8 @@ REQUEUEABLE: Final = frozenset({State.DEAD, State.CANCELLED})
 # An uncharged lease gives its attempt back; every other one has used it up for good.
 UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})
 
-# Outcomes after which nobody can know whether the function had its effect.
-UNKNOWN_EFFECT: Final = frozenset({Outcome.LOST, Outcome.EXPIRED, Outcome.TIMED_OUT})
+# Outcomes that the function itself gave. After any other nobody can know whether it had its effect.
+ANSWERED: Final = frozenset({Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED})
 
 # For each terminal state, the outcomes that the newest lease may have. None stands for a job that
 # was never leased since it was enqueued or requeued: cancelled before a claim, or found altered.

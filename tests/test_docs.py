@@ -416,7 +416,7 @@ def test_documented_outcomes_are_those_of_leases() -> None:
     table = {code(row[0])[0]: row[2:] for row in rows(page("states.md"), "Outcome", "Meaning")}
     yes_no = {True: "yes", False: "no"}
     assert table == {
-        outcome.value: [yes_no[outcome not in states.UNCHARGED], yes_no[outcome in report.ANSWERED]]
+        outcome.value: [yes_no[outcome not in states.UNCHARGED], yes_no[outcome in states.ANSWERED]]
         for outcome in states.Outcome
     }
 

@@ -12,6 +12,12 @@ its id alone: each names the state, or the token, that it expects.
 
 from relay_queue.store import inspect
 from relay_queue.store.claim import claim, renew
+from relay_queue.store.condemn import (
+    UNREADABLE,
+    condemn,
+    condemn_of_lease,
+    reraise_unless_data,
+)
 from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting
 from relay_queue.store.operate import (
     cancel,
@@ -56,6 +62,7 @@ from relay_queue.store.workers import (
 )
 
 __all__ = [
+    "UNREADABLE",
     "Changed",
     "Claim",
     "Enqueued",
@@ -73,6 +80,8 @@ __all__ = [
     "cancel",
     "cancel_one",
     "claim",
+    "condemn",
+    "condemn_of_lease",
     "discard",
     "enqueue",
     "enqueue_many",
@@ -96,6 +105,7 @@ __all__ = [
     "renew",
     "requeue",
     "requeue_one",
+    "reraise_unless_data",
     "rerank",
     "resume",
     "roll_up",

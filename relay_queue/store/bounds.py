@@ -27,20 +27,20 @@ def text(name: str, value: object, limit: int) -> str:
 def whole(name: str, value: object, low: int, high: int) -> int:
     """Return a whole number between two bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidJob(f"{name} must be a whole number, not {_show(value)}")
+        raise InvalidJob(f"{name} must be a whole number, not {shown(value)}")
     if not low <= value <= high:
-        raise InvalidJob(f"{name} is {_show(value)}; it must be between {low} and {high}")
+        raise InvalidJob(f"{name} is {shown(value)}; it must be between {low} and {high}")
     return int(value)
 
 
 def seconds(name: str, value: object, low: float, high: float) -> float:
     """Return a finite number of seconds between two bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidJob(f"{name} must be a number of seconds, not {_show(value)}")
+        raise InvalidJob(f"{name} must be a number of seconds, not {shown(value)}")
     # Compared before anything else: NaN fails here, and no huge integer is made a float.
     if not low <= value <= high or not math.isfinite(value):
         raise InvalidJob(
-            f"{name} is {_show(value)}; it must be between {low:g} and {high:g} seconds"
+            f"{name} is {shown(value)}; it must be between {low:g} and {high:g} seconds"
         )
     return float(value)
 
@@ -48,7 +48,7 @@ def seconds(name: str, value: object, low: float, high: float) -> float:
 def moment(name: str, value: object) -> datetime:
     """Return an aware datetime in UTC."""
     if not isinstance(value, datetime):
-        raise InvalidJob(f"{name} must be a datetime, not {_show(value)}")
+        raise InvalidJob(f"{name} must be a datetime, not {shown(value)}")
     if value.utcoffset() is None:
         raise InvalidJob(f"{name} {value!r} has no time zone; use django.utils.timezone")
     try:
@@ -84,7 +84,7 @@ def _encodes(value: str) -> bool:
     return True
 
 
-def _show(value: object) -> str:
+def shown(value: object) -> str:
     """Return a short spelling of a value, which may be an integer too long to print."""
     try:
         shown = repr(value)

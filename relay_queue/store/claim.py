@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from relay_queue import payload as payload_codec
 from relay_queue.states import State
+from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
-from relay_queue.store.transaction import Transaction
+from relay_queue.store.transaction import Transaction, transaction
 
 PICK = """
-    SELECT id, losses, rank FROM relay_queue_job
+    SELECT id, losses >= {suspect} FROM relay_queue_job
     WHERE queue = %s AND state = 'ready'{only}
     ORDER BY rank, id LIMIT %s{lock}
 """
@@ -26,7 +28,7 @@ START = """
     WHERE id IN ({ids}) AND state = 'ready'
     RETURNING id, queue, backend, task, payload, checksum, idempotency_key, priority, attempt,
               attempt_base + max_attempts - attempt, losses, lease_seconds, timeout_seconds,
-              created_at, available_at
+              CAST(created_at AS text), CAST(available_at AS text)
 """
 """Move picked jobs to running and charge an attempt."""
 
@@ -71,6 +73,9 @@ RENEW = """
 
 GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
 RENEW_CASTS = ("bigint", "text", "timestamptz")
+TOKEN_BYTES = 16
+"""Random bytes in a token: nobody guesses 128 bits."""
+
 LEASE_SECONDS = 11
 """The place of ``lease_seconds`` in a row of ``START``."""
 
@@ -86,6 +91,7 @@ def claim(
     suspects: int = 1,
     lease_seconds: float | None = None,
     backends: Sequence[str] | None = None,
+    careful: bool = False,
 ) -> list[Claim]:
     """Take up to ``limit`` ready jobs and return them with their leases, in the order of the deal.
 
@@ -93,23 +99,19 @@ def claim(
     Paused queues, and those at ``max_running``, are skipped. At most ``suspects`` jobs that cost
     two owners in a row are taken. ``lease_seconds`` replaces what the jobs ask for; ``backends``
     restricts to jobs enqueued through these aliases. A job whose checksum does not fit goes dead.
+    ``careful`` takes each job in a savepoint of its own, and a row that cannot be read goes dead,
+    too; otherwise such a row raises.
     """
     if limit < 1:
         return []
-    picks = {
-        queue: _pick(tx, queue, room, suspects, backends)
-        for queue, room in _claimable(tx, queues, limit)
-    }
-    dealt = _deal(picks, limit, suspects)
-    if not dealt:
-        return []
-    started = _start(tx, dealt)
-    sound = _condemn_altered(tx, started)
-    if not sound:
-        return []
-    order = {job_id: place for place, job_id in enumerate(dealt)}
-    sound.sort(key=lambda row: order[row[0]])
-    return _grant(tx, sound, worker_id, lease_seconds)
+    claimable = _claimable(tx, queues, limit)
+    # A queue's fair share first; more only if the others leave places.
+    share = -(-limit // max(1, len(claimable)))
+    hands = [_Hand(_picks(tx, queue, share, room, backends), room) for queue, room in claimable]
+    dealt = _deal(hands, limit, suspects)
+    if careful:
+        return [c for job_id in dealt for c in _take_alone(tx, job_id, worker_id, lease_seconds)]
+    return _take(tx, dealt, worker_id, lease_seconds) if dealt else []
 
 
 def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]:
@@ -125,8 +127,8 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
     return {row[0] for row in tx.rows(RENEW, RENEW_CASTS, params, tx.now_db, tx.now_db)}
 
 
-_Pick = tuple[int, bool, int]
-"""A job's id, whether it is a suspect, and its rank."""
+_Pick = tuple[int, bool]
+"""A job's id, and whether it is a suspect."""
 
 
 def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple[str, int]]:
@@ -142,46 +144,87 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
     return [(name, room[name]) for name in dict.fromkeys(queues) if room.get(name, 0) > 0]
 
 
-def _pick(
-    tx: Transaction, queue: str, limit: int, suspects: int, backends: Sequence[str] | None
-) -> list[_Pick]:
-    """Return the first ready jobs of a queue."""
+def _picks(
+    tx: Transaction, queue: str, share: int, room: int, backends: Sequence[str] | None
+) -> Iterator[_Pick]:
+    """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
     only, params = "", [queue]
     if backends is not None:
         only = f" AND backend IN ({', '.join(['%s'] * len(backends))})"
         params += backends
-    found = _probe(tx, only, params, limit)
-    if sum(suspect for _, suspect, _ in found) > suspects:
-        # Look past the suspects: a row of them must not hide the innocent jobs behind.
-        some = [pick for pick in found if pick[1]][:suspects]
-        some += _probe(tx, f"{only} AND losses < {SUSPECT_LOSSES}", params, limit)
-        found = sorted(some, key=lambda pick: (pick[2], pick[0]))[:limit]
-    return found
+    first = min(share, room)
+    found = _probe(tx, only, params, first)
+    yield from found
+    if len(found) < first:
+        return
+    # Past the suspects: a row of them must not hide the innocent jobs behind.
+    seen = {job_id for job_id, _ in found}
+    innocent = f"{only} AND losses < {SUSPECT_LOSSES}"
+    for pick in _probe(tx, innocent, params, room + len(seen)):
+        if pick[0] not in seen:
+            yield pick
 
 
 def _probe(tx: Transaction, only: str, params: Sequence[Any], limit: int) -> list[_Pick]:
-    statement = PICK.format(only=only, lock=tx.dialect.skip_locked)
-    rows = tx.fetch(statement, [*params, limit])
-    return [(job_id, losses >= SUSPECT_LOSSES, rank) for job_id, losses, rank in rows]
+    statement = PICK.format(only=only, suspect=SUSPECT_LOSSES, lock=tx.dialect.skip_locked)
+    return [(job_id, bool(suspect)) for job_id, suspect in tx.fetch(statement, [*params, limit])]
 
 
-def _deal(picks: dict[str, list[_Pick]], limit: int, suspects: int) -> list[int]:
+@dataclass(slots=True)
+class _Hand:
+    """What one queue has to give: its picks, and how many leases it allows."""
+
+    picks: Iterator[_Pick]
+    room: int
+
+    def next_id(self, suspects_allowed: int) -> tuple[int, bool] | None:
+        """Return the next job and whether it is a suspect, or None when there is none to give."""
+        if self.room < 1:
+            return None
+        for job_id, suspect in self.picks:
+            if not suspect or suspects_allowed > 0:
+                self.room -= 1
+                return job_id, suspect
+        return None
+
+
+def _deal(hands: list[_Hand], limit: int, suspects: int) -> list[int]:
     """Deal places one at a time round the ring of queues; return the job ids in that order."""
-    hands: list[Iterator[_Pick]] = [iter(hand) for hand in picks.values() if hand]
     dealt: list[int] = []
     while hands and len(dealt) < limit:
         for hand in list(hands):
-            for job_id, suspect, _rank in hand:
-                if suspect and suspects < 1:
-                    continue
-                suspects -= suspect
-                dealt.append(job_id)
-                break
-            else:
+            given = hand.next_id(suspects)
+            if given is None:
                 hands.remove(hand)
+                continue
+            dealt.append(given[0])
+            suspects -= given[1]
             if len(dealt) == limit:
                 break
     return dealt
+
+
+def _take(
+    tx: Transaction, job_ids: list[int], worker_id: int | None, lease_seconds: float | None
+) -> list[Claim]:
+    """Start jobs and grant their leases; the answers are in the order of the ids."""
+    sound = _condemn_altered(tx, _start(tx, job_ids))
+    order = {job_id: place for place, job_id in enumerate(job_ids)}
+    sound.sort(key=lambda row: order[row[0]])
+    return _grant(tx, sound, worker_id, lease_seconds)
+
+
+def _take_alone(
+    tx: Transaction, job_id: int, worker_id: int | None, lease_seconds: float | None
+) -> list[Claim]:
+    """Take one job in a savepoint; one whose row cannot be read goes dead instead."""
+    try:
+        with transaction() as savepoint:
+            return _take(savepoint, [job_id], worker_id, lease_seconds)
+    except UNREADABLE as error:
+        reraise_unless_data(tx, error)
+        condemn(tx, job_id, error)
+        return []
 
 
 def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -217,14 +260,18 @@ def _grant(
 ) -> list[Claim]:
     claims = []
     params: list[Any] = []
+    # One draw for all tokens: the system call costs more than the randomness.
+    tokens = os.urandom(TOKEN_BYTES * len(rows)).hex()
+    width = TOKEN_BYTES * 2
     lengths: dict[float, tuple[datetime, Any]] = {}
-    for row in rows:
+    for place, row in enumerate(rows):
+        token = tokens[place * width : (place + 1) * width]
         seconds = row[LEASE_SECONDS] if lease_seconds is None else lease_seconds
         if seconds not in lengths:
             expires_at = tx.now + timedelta(seconds=seconds)
             lengths[seconds] = (expires_at, tx.dialect.to_db(expires_at))
         expires_at, expires_db = lengths[seconds]
-        granted = _claim(tx, row, seconds, expires_at)
+        granted = _claim(tx, row, token, seconds, expires_at)
         claims.append(granted)
         params += (granted.job_id, granted.attempt, granted.token, expires_db)
     granted_rows = tx.rows(GRANT, GRANT_CASTS, params, worker_id, tx.now_db)
@@ -235,7 +282,11 @@ def _grant(
 
 
 def _claim(
-    tx: Transaction, row: tuple[Any, ...], lease_seconds: float, expires_at: datetime
+    tx: Transaction,
+    row: tuple[Any, ...],
+    token: str,
+    lease_seconds: float,
+    expires_at: datetime,
 ) -> Claim:
     (job_id, queue, backend, task, payload, _, key, priority, attempt, left, losses) = row[:11]
     (_, timeout_seconds, created, available) = row[11:]
@@ -243,7 +294,7 @@ def _claim(
     ready_at = created_at if available == created else tx.dialect.from_db(available)
     return Claim(
         0,  # the lease's id, known once it is inserted
-        secrets.token_hex(16),
+        token,
         job_id,
         queue,
         backend,
@@ -255,7 +306,7 @@ def _claim(
         left,
         losses,
         lease_seconds,
-        timeout_seconds,
+        None if timeout_seconds is None else float(timeout_seconds),
         created_at,
         tx.now,
         expires_at,

@@ -265,6 +265,7 @@ def recount(tx: Transaction, queue: str) -> dict[str, int]:
     The cure for a wrong counter, which only a fault can cause. Holds the writer while it reads all
     jobs of the queue.
     """
+    tx.flush()  # what earlier verbs of this transaction have moved is in the rows already
     counts = {state: int(n) for state, n in tx.fetch(RECOUNT, [queue])}
     tx.execute(FORGET_COUNTS, [queue])
     for state, n in counts.items():

@@ -16,8 +16,9 @@ FIND_OLD = """
 DELETE_LEASES = "DELETE FROM relay_queue_lease WHERE job_id IN ({ids})"
 """Delete the ledger first: a lease must not outlive its job."""
 
-DELETE_JOBS = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = %s AND finished_at < %s"
-"""Delete the jobs, if they are still what was found."""
+DELETE_JOBS = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = %s"
+"""Delete the jobs, if they are still what was found. Not by time again: that would make the database
+walk all old jobs instead of looking up these."""
 
 DELETE_WORKERS = """
     DELETE FROM relay_queue_worker WHERE id IN (
@@ -50,7 +51,7 @@ def prune(tx: Transaction, state: State, finished_before: datetime, limit: int =
     ids = [row[0] for row in rows]
     marks = ", ".join(["%s"] * len(ids))
     tx.execute(DELETE_LEASES.format(ids=marks), ids)
-    tx.execute(DELETE_JOBS.format(ids=marks), [*ids, State(state).value, before])
+    tx.execute(DELETE_JOBS.format(ids=marks), [*ids, State(state).value])
     for _, queue in rows:
         tx.count(queue, state, -1)
     return len(ids)

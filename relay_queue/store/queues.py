@@ -8,6 +8,7 @@ from relay_queue import conf
 from relay_queue.conf import QueueOptions
 from relay_queue.exceptions import InvalidJob, UnknownQueue
 from relay_queue.states import UNFINISHED
+from relay_queue.store import bounds
 from relay_queue.store.transaction import Transaction
 
 _UNFINISHED_SQL = ", ".join(f"'{state.value}'" for state in sorted(UNFINISHED))
@@ -59,7 +60,7 @@ def queue_name(name: object) -> str:
     """
     fault = conf.queue_name_fault(name)
     if fault is not None:
-        raise InvalidJob(f"the queue name {name!r} {fault}")
+        raise InvalidJob(f"the queue name {bounds.shown(name)} {fault}")
     plain = str.__str__(name)
     known = conf.get().queues
     if known is not None and plain not in known:
@@ -77,6 +78,8 @@ def _find(tx: Transaction, name: str) -> QueueLimits | None:
     capacity, max_running, aging_seconds, paused, unfinished = rows[0]
     # What this very transaction has moved is not in the table yet.
     pending = sum(tx.pending(name, state) for state in UNFINISHED)
+    if not isinstance(aging_seconds, int | float | None):
+        aging_seconds = QueueOptions().aging_seconds  # an altered row must not stop the queue
     return QueueLimits(capacity, max_running, aging_seconds, bool(paused), unfinished + pending)
 
 

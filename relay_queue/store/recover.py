@@ -7,21 +7,23 @@ from typing import Any
 
 from relay_queue.backoff import Backoff
 from relay_queue.states import Outcome, State
+from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
-from relay_queue.store.transaction import Transaction
+from relay_queue.store.transaction import Transaction, transaction
 
 FIND_EXPIRED = """
-    SELECT id FROM relay_queue_lease
+    SELECT id, job_id FROM relay_queue_lease
     WHERE ended_at IS NULL AND expires_at <= %s ORDER BY expires_at LIMIT %s{lock}
 """
 """Find open leases whose time is over: a probe of the expiry index."""
 
 FIND_OF_WORKERS = """
-    SELECT id FROM relay_queue_lease
-    WHERE ended_at IS NULL AND worker_id IN ({workers}) ORDER BY id LIMIT %s{lock}
+    SELECT id, job_id FROM relay_queue_lease
+    WHERE ended_at IS NULL AND worker_id IN ({workers}) ORDER BY expires_at LIMIT %s{lock}
 """
-"""Find the open leases of workers that are known to be dead."""
+"""Find the open leases of workers that are known to be dead: by the index of open leases, which the
+order asks for; by id the whole ledger would be read."""
 
 END_EXPIRED = """
     UPDATE relay_queue_lease SET ended_at = %s, outcome = 'expired'
@@ -59,34 +61,64 @@ MESSAGES = {
 }
 
 
-def recover_expired(tx: Transaction, limit: int = 1000) -> list[Recovered]:
-    """End up to ``limit`` leases whose time is over, and send their jobs on."""
-    found = [
-        row[0]
-        for row in tx.fetch(FIND_EXPIRED.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
-    ]
-    if not found:
-        return []
-    statement = END_EXPIRED.format(ids=", ".join(["%s"] * len(found)))
-    params = [tx.now_db, *found, tx.now_db]
-    return _send_on(tx, tx.fetch(statement, params), Outcome.EXPIRED)
+def recover_expired(
+    tx: Transaction, limit: int = 1000, *, careful: bool = False
+) -> list[Recovered]:
+    """End up to ``limit`` leases whose time is over, and send their jobs on.
+
+    ``careful`` ends each in a savepoint of its own, and a job whose row cannot be read goes dead;
+    otherwise such a row raises.
+    """
+    find = FIND_EXPIRED.format(lock=tx.dialect.skip_locked)
+    found = tx.fetch(find, [tx.now_db, limit])
+    guard = [tx.now_db]
+    return _end(tx, found, Outcome.EXPIRED, statement=END_EXPIRED, guard=guard, careful=careful)
 
 
-def recover_dead(tx: Transaction, worker_ids: Sequence[int], limit: int = 1000) -> list[Recovered]:
+def recover_dead(
+    tx: Transaction, worker_ids: Sequence[int], limit: int = 1000, *, careful: bool = False
+) -> list[Recovered]:
     """End up to ``limit`` leases of workers that are proven dead, and send their jobs on.
 
     The proof is the caller's: it holds the dead worker's lock. Time alone proves nothing.
+    ``careful`` is as in `recover_expired`.
     """
     if not worker_ids:
         return []
     workers = ", ".join(["%s"] * len(worker_ids))
     find = FIND_OF_WORKERS.format(workers=workers, lock=tx.dialect.skip_locked)
-    found = [row[0] for row in tx.fetch(find, [*worker_ids, limit])]
-    if not found:
-        return []
-    statement = END_LOST.format(ids=", ".join(["%s"] * len(found)), workers=workers)
-    params = [tx.now_db, *found, *worker_ids]
-    return _send_on(tx, tx.fetch(statement, params), Outcome.LOST)
+    found = tx.fetch(find, [*worker_ids, limit])
+    end = END_LOST.replace("{workers}", workers)
+    guard = list(worker_ids)
+    return _end(tx, found, Outcome.LOST, statement=end, guard=guard, careful=careful)
+
+
+def _end(
+    tx: Transaction,
+    found: Sequence[tuple[Any, ...]],
+    outcome: Outcome,
+    *,
+    statement: str,
+    guard: list[Any],
+    careful: bool,
+) -> list[Recovered]:
+    """End the leases found, if the guard still holds for them, and send their jobs on."""
+
+    def end(where: Transaction, lease_ids: list[int]) -> list[Recovered]:
+        sql = statement.format(ids=", ".join(["%s"] * len(lease_ids)))
+        return _send_on(where, where.fetch(sql, [tx.now_db, *lease_ids, *guard]), outcome)
+
+    if not careful:
+        return end(tx, [lease_id for lease_id, _ in found]) if found else []
+    ended: list[Recovered] = []
+    for lease_id, job_id in found:
+        try:
+            with transaction() as savepoint:
+                ended += end(savepoint, [lease_id])
+        except UNREADABLE as error:
+            reraise_unless_data(tx, error)
+            condemn(tx, job_id, error)
+    return ended
 
 
 def promote(tx: Transaction, limit: int = 1000) -> dict[str, int]:

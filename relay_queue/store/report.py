@@ -16,7 +16,7 @@ from django.db import connections
 from relay_queue import clock, conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease, Queue, Worker
-from relay_queue.states import UNFINISHED, Outcome, State
+from relay_queue.states import ANSWERED, UNFINISHED, State
 from relay_queue.store import inspect
 from relay_queue.store.dialects import dialect_for
 
@@ -51,10 +51,6 @@ LEDGER_TOTALS = """
 LOOKED_AT_FOR_OLDEST: Final = 5_000
 RECENTLY_STOPPED: Final = timedelta(days=1)
 MOST_STOPPED_WORKERS: Final = 10
-
-# How a function itself ends an attempt. After any other outcome, a release included, nobody can say
-# how far it had come.
-ANSWERED: Final = frozenset({Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED})
 
 NEVER_STARTED: Final = "never started"
 RUNNING: Final = "running"

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
+from relay_queue.exceptions import InvalidJob
 from relay_queue.ranking import rank
 from relay_queue.states import Outcome, State
 from relay_queue.store import bounds
@@ -120,7 +121,7 @@ class RunningJob:
     def __init__(self, row: tuple[Any, ...]) -> None:
         self.job_id, self.queue, self.priority, self.rank = row[:4]
         self.attempt, self.attempt_base, self.max_attempts = row[4:7]
-        self.backoff = Backoff(*row[7:10])
+        self.backoff = _backoff(*row[7:10])
         self.available_at, self.losses = row[10:]
 
     @property
@@ -237,6 +238,14 @@ def move(tx: Transaction, steps: Sequence[Step]) -> None:
     tx.rows(MOVE, MOVE_CASTS, params)
 
 
+def _backoff(base_seconds: float, max_seconds: float, jitter: Jitter) -> Backoff:
+    """Return a job's back-off, or the usual one if the row was altered: the job must go on."""
+    try:
+        return Backoff(base_seconds, max_seconds, jitter)
+    except InvalidJob:
+        return Backoff()
+
+
 def _outcome(told: Settlement) -> Outcome:
     if told.verb == "ack":
         return Outcome.ACKED
@@ -269,21 +278,35 @@ def _succeed(
     placed = {}
     for told in acks:
         job_id = jobs[told.lease_id]
+        if job_id not in queues:
+            placed[told.lease_id] = _not_running(told, job_id)
+            continue
         tx.move(queues[job_id], State.RUNNING, State.SUCCEEDED)
         placed[told.lease_id] = Settled(told.lease_id, job_id, queues[job_id], State.SUCCEEDED)
     return placed
+
+
+def _not_running(told: Settlement, job_id: int) -> Settled:
+    """Answer for a lease that was open though its job was not running: only damage does that."""
+    return Settled(told.lease_id, job_id, "", "", "the job is not running")
 
 
 def _fail(
     tx: Transaction, others: Sequence[Settlement], jobs: dict[int, int]
 ) -> dict[int, Settled]:
     running = {job.job_id: job for job in read_running(tx, [jobs[t.lease_id] for t in others])}
-    steps = [(told, _next_step(tx, told, running[jobs[told.lease_id]])) for told in others]
-    move(tx, [step for _, step in steps])
-    return {
-        told.lease_id: Settled(told.lease_id, step.job.job_id, step.job.queue, step.state)
-        for told, step in steps
-    }
+    placed = {}
+    steps = []
+    for told in others:
+        job = running.get(jobs[told.lease_id])
+        if job is None:
+            placed[told.lease_id] = _not_running(told, jobs[told.lease_id])
+            continue
+        step = _next_step(tx, told, job)
+        steps.append(step)
+        placed[told.lease_id] = Settled(told.lease_id, job.job_id, job.queue, step.state)
+    move(tx, steps)
+    return placed
 
 
 def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:

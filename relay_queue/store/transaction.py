@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -52,9 +52,12 @@ class Transaction:
         self.waited_seconds = waited
         self.now: datetime = dialect.now(connection)
         self.now_db: Any = dialect.to_db(self.now)
-        self._cursor = connection.cursor()
-        # Django's query log (DEBUG) formats statements itself and knows only its own placeholders.
-        self._sql = str if connection.queries_logged else dialect.sql
+        # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
+        # nobody does, its layers cost as much as the statements.
+        watched = connection.queries_logged or bool(connection.execute_wrappers)
+        self._cursor: Any = connection.cursor() if watched else connection.create_cursor()
+        # The query log formats statements itself and knows only Django's own placeholders.
+        self._sql = str if watched else dialect.sql
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def rows(
@@ -65,6 +68,8 @@ class Transaction:
         Padded with rows of NULL, which match nothing, to a power of two: a few statements then stay
         prepared, whatever the number of rows. ``rest`` are the parameters behind the rows.
         """
+        if not params:
+            return []
         count = 1 << (len(params) // len(casts) - 1).bit_length()
         params += [None] * (count * len(casts) - len(params))
         return self.fetch(_with_rows(self.dialect, statement, casts, count), [*params, *rest])
@@ -74,24 +79,26 @@ class Transaction:
 
         ``before`` are the parameters in front of the ids.
         """
+        if not ids:
+            return []
         count = 1 << (len(ids) - 1).bit_length()
         padding = [ids[-1]] * (count - len(ids))
         return self.fetch(_with_ids(statement, count), [*before, *ids, *padding])
 
     def execute(self, statement: str, params: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it touched."""
-        self._cursor.execute(self._sql(statement), params)
+        self._run(statement, params)
         return int(self._cursor.rowcount)
 
     def fetch(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement and return all its rows."""
-        self._cursor.execute(self._sql(statement), params)
-        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
+        rows: list[tuple[Any, ...]] = self._run(statement, params, self._cursor.fetchall)
         return rows
 
     def insert_many(self, statement: str, rows: Iterable[Sequence[Any]], count: int) -> list[int]:
         """Insert rows and return their ids, in the order of the rows."""
-        return self.dialect.insert_many(self._cursor, self._sql(statement), rows, count)
+        with self.connection.wrap_database_errors:
+            return self.dialect.insert_many(self._cursor, self._sql(statement), rows, count)
 
     def count(self, queue: str, state: str, n: int) -> None:
         """Note that a state of a queue has gained ``n`` jobs; written before the commit."""
@@ -101,6 +108,15 @@ class Transaction:
         """Note that ``n`` jobs of a queue went from one state to another."""
         self._counts[queue, from_state] -= n
         self._counts[queue, to_state] += n
+
+    def _run(
+        self, statement: str, params: Sequence[Any], fetch: Callable[[], Any] = lambda: None
+    ) -> Any:
+        if self.connection.needs_rollback:
+            self.connection.validate_no_broken_transaction()
+        with self.connection.wrap_database_errors:
+            self._cursor.execute(self._sql(statement), params)
+            return fetch()
 
     def pending(self, queue: str, state: str) -> int:
         """Return how many jobs this transaction has added to a state and not yet written."""

@@ -57,6 +57,9 @@ ROLL_UP = """
 """
 """Write a worker's totals of some minutes; a worker writes only rows of its own."""
 
+ROLL_UP_ROWS = 500
+"""Rows in one statement: below the parameter limit of every database."""
+
 MINUTE_CASTS = ("text", "bigint", "timestamptz", *["int"] * 7, "text", "text")
 
 
@@ -141,11 +144,17 @@ def roll_up(
     tx: Transaction, worker_id: int, minutes: Mapping[tuple[str, datetime], Totals]
 ) -> None:
     """Write a worker's totals of some (queue, minute) pairs, replacing what it wrote before."""
-    if not minutes:
-        return
+    entries = list(minutes.items())
+    for start in range(0, len(entries), ROLL_UP_ROWS):
+        _roll_up(tx, worker_id, entries[start : start + ROLL_UP_ROWS])
+
+
+def _roll_up(
+    tx: Transaction, worker_id: int, entries: Sequence[tuple[tuple[str, datetime], Totals]]
+) -> None:
     params: list[Any] = []
-    for (queue, minute), t in minutes.items():
+    for (queue, minute), t in entries:
         params += (queue, worker_id, tx.dialect.to_db(minute), t.claimed, t.succeeded, t.failed)
         params += (t.retried, t.died, t.expired, t.refused, json.dumps(t.wait), json.dumps(t.run))
-    rows = tx.dialect.rows(len(minutes), MINUTE_CASTS)
+    rows = tx.dialect.rows(len(entries), MINUTE_CASTS)
     tx.execute(ROLL_UP.format(rows=rows), params)

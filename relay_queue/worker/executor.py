@@ -7,10 +7,8 @@ settles a job either, but for ``atomic=True``, where the ack belongs to the func
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +19,6 @@ from typing import Any, NoReturn
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.signals import setting_changed
 from django.db import connections, transaction
-from django.dispatch import Signal
 
 from relay_queue import clock, conf, payload, store
 from relay_queue.compat import (
@@ -31,18 +28,16 @@ from relay_queue.compat import (
     TaskError,
     TaskResult,
     TaskResultStatus,
-    signals,
     task_backends,
 )
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
-from relay_queue.worker import report
+from relay_queue.worker import announce, report
+from relay_queue.worker.announce import warn
 from relay_queue.worker.context import JobContext, RelayContext, enter
 from relay_queue.worker.hygiene import close_connections
-
-logger = logging.getLogger(__name__)
 
 Outcome = Callable[[], Any]
 """Returns the function's result, or raises what the function raised."""
@@ -80,8 +75,18 @@ class Call:
     plan: Plan
     args: list[Any]
     kwargs: dict[str, Any]
-    result: AnyResult
     started: float
+    built: AnyResult | None = None
+
+    def result(self) -> AnyResult:
+        """Return what signals and the task's context show; made once, and only if it is asked for.
+
+        The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads
+        them.
+        """
+        if self.built is None:
+            self.built = _result_of(self)
+        return self.built
 
     def invoke(self) -> Any:
         """Call the function in a copy of the context: what it sets there ends with it."""
@@ -118,7 +123,7 @@ class Call:
     def _call(self) -> Any:
         enter(self.context)
         if self.plan.takes_context:
-            context = RelayContext(task_result=self.result, job=self.context)
+            context = RelayContext(task_result=self.result(), job=self.context)
             return self.plan.func(context, *self.args, **self.kwargs)
         return self.plan.func(*self.args, **self.kwargs)
 
@@ -147,13 +152,13 @@ def begin(claim: Claim, context: JobContext) -> Call | Finished:
     try:
         plan = _plan(claim.task, claim.backend, claim.queue, claim.priority)
         args, kwargs = payload.decode(claim.payload)
-        result = _result_of(claim, context, plan.task, args, kwargs)
     except BaseException as error:  # noqa: BLE001 - importing a module runs its code
-        _log("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
+        warn("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
         told = report.describe(claim, error, fatal=issubclass(type(error), InvalidJob))
         return Finished(claim, told, monotonic() - started)
-    _tell(signals.task_started, plan, result)
-    return Call(claim, context, plan, args, kwargs, result, started)
+    call = Call(claim, context, plan, args, kwargs, started)
+    announce.started(plan.sender, call.result)
+    return call
 
 
 def conclude(call: Call, outcome: Outcome) -> Finished:
@@ -167,12 +172,11 @@ def conclude(call: Call, outcome: Outcome) -> Finished:
             settlement = report.success(call.claim, value)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
         settlement = report.failure(call.claim, call.context, call.plan.rules, error)
-        _note_failure(call, settlement)
         # Inside of the handler: receivers look for the exception with sys.exc_info().
-        _tell(signals.task_finished, call.plan, call.result)
+        announce.finished(call.plan.sender, lambda: _failed_result(call, settlement), failed=True)
+        _log_failure(call, settlement)
     else:
-        _note_success(call.result, value)
-        _tell(signals.task_finished, call.plan, call.result)
+        announce.finished(call.plan.sender, lambda: _succeeded_result(call, value))
     return Finished(call.claim, settlement, monotonic() - call.started, settled)
 
 
@@ -201,7 +205,7 @@ def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]
     except BaseException:
         if not committed:
             raise
-        _log("job %s succeeded, but a commit hook failed", call.claim.job_id, exc_info=True)
+        warn("job %s succeeded, but a commit hook failed", call.claim.job_id, exc_info=True)
     return settlement, value, settled
 
 
@@ -237,66 +241,59 @@ def _plan(path: str, backend: str, queue: str, priority: int) -> Plan:
     )
 
 
-def _result_of(
-    claim: Claim, context: JobContext, task: AnyTask, args: list[Any], kwargs: dict[str, Any]
-) -> AnyResult:
-    """Build what signals and the context show, without a look at the database.
-
-    The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads them.
-    """
+def _result_of(call: Call) -> AnyResult:
+    claim = call.claim
     return TaskResult(
-        task=task,
+        task=call.plan.task,
         id=str(claim.job_id),
         status=TaskResultStatus.RUNNING,
         enqueued_at=claim.created_at,
         started_at=claim.acquired_at,
         finished_at=None,
         last_attempted_at=claim.acquired_at,
-        args=args,
-        kwargs=kwargs,
+        args=call.args,
+        kwargs=call.kwargs,
         backend=claim.backend,
         errors=[],
-        worker_ids=[""] * (claim.attempt - 1) + [context.worker],
+        worker_ids=[""] * (claim.attempt - 1) + [call.context.worker],
     )
 
 
-def _note_success(result: AnyResult, value: Any) -> None:
+def _succeeded_result(call: Call, value: Any) -> AnyResult:
+    result = call.result()
     _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=clock.now(), _return_value=value)
+    return result
 
 
-def _note_failure(call: Call, told: Settlement) -> None:
+def _failed_result(call: Call, told: Settlement) -> AnyResult:
     """Show the failure in the result: failed for good, or ready to be executed again."""
+    result = call.result()
     if told.verb == "snooze":
-        _set(call.result, status=TaskResultStatus.READY)
-        return
-    final = told.fatal or call.claim.attempts_left < 1
+        _set(result, status=TaskResultStatus.READY)
+        return result
+    final = _is_final(call, told)
     _set(
-        call.result,
+        result,
         status=TaskResultStatus.FAILED if final else TaskResultStatus.READY,
         finished_at=clock.now() if final else None,
     )
-    call.result.errors.append(TaskError(exception_class_path=told.error, traceback=told.traceback))
-    if not final:  # the framework's own receiver logs the final ones
-        _log("job %s will be tried again: %s", call.claim.job_id, told.message)
+    result.errors.append(TaskError(exception_class_path=told.error, traceback=told.traceback))
+    return result
+
+
+def _log_failure(call: Call, told: Settlement) -> None:
+    # The framework's own receiver logs the final ones.
+    if told.verb != "snooze" and not _is_final(call, told):
+        warn("job %s will be tried again: %s", call.claim.job_id, told.message)
+
+
+def _is_final(call: Call, told: Settlement) -> bool:
+    return told.fatal or call.claim.attempts_left < 1
 
 
 def _set(result: AnyResult, **values: Any) -> None:
     for name, value in values.items():
         object.__setattr__(result, name, value)
-
-
-def _tell(signal: Signal, plan: Plan, result: AnyResult) -> None:
-    """Send a signal. What a receiver raises must not pass for the function's outcome."""
-    try:
-        signal.send_robust(plan.sender, task_result=result)
-    except BaseException:  # noqa: BLE001 - a receiver may raise SystemExit, too
-        _log("a receiver failed for job %s", result.id, exc_info=True)
-
-
-def _log(message: str, *args: object, exc_info: bool = False) -> None:
-    """Log a warning. A handler may raise, if only because the exception cannot be formatted."""
-    with suppress(BaseException):
-        logger.warning(message, *args, exc_info=exc_info)
 
 
 def _forget(*, setting: str, **_: Any) -> None:

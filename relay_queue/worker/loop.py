@@ -7,31 +7,30 @@ for the database longer than a slice, so limits and orders are kept while others
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from django.db import DatabaseError, connections
 
 from relay_queue import clock, conf, store, wakeup
-from relay_queue.exceptions import TimedOut
 from relay_queue.states import State
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import TIMED_OUT, JobContext
 from relay_queue.worker.executor import Finished
 from relay_queue.worker.held import Leases
-from relay_queue.worker.identity import Identity, register
+from relay_queue.worker.identity import Identity
 from relay_queue.worker.maintenance import Maintenance
 from relay_queue.worker.options import READY, WorkerOptions
 from relay_queue.worker.pace import Pace
 from relay_queue.worker.siblings import DeadSiblings
 from relay_queue.worker.slots import Slots
 from relay_queue.worker.stats import Stats
-from relay_queue.worker.tick import SLICE_SECONDS, Done, Plan, tick
+from relay_queue.worker.tick import Done, Plan, tick
 from relay_queue.worker.timers import Timers
 from relay_queue.worker.waiting import Waiting, Woken
-from relay_queue.worker.watch import exit_if_gate_is_hogged
+from relay_queue.worker.watch import StuckWatch, exit_if_gate_is_hogged
+from relay_queue.worker.words import released, said_better, timed_out
 
 logger = logging.getLogger("relay_queue.worker")
 
@@ -41,45 +40,23 @@ EXIT_UNKNOWN = 70
 EXIT_STUCK = 71
 """Exit code when every slot is held by a function that does not end."""
 
-STUCK_GRACE_SECONDS = 5.0
-"""How long all slots must be stuck before the process is given up."""
+FRUITLESS_REST_SECONDS = 1.0
+"""Pause after a claim for some backends only that found nothing."""
 
 LEAVE_SECONDS = 10.0
-"""How long a worker tries to write its last outcomes before it leaves them to recovery."""
+"""How long a worker tries to write its last outcomes before it leaves them to recovery. Less than
+the supervisor's patience after QUIT."""
 
 WAITING = frozenset({State.RETRYING, State.SCHEDULED})
-
-
-def run(options: WorkerOptions, control: int) -> int:
-    """Be a worker until told to stop; return the process's exit code.
-
-    ``control`` is a socket to the supervisor: orders come in, ``READY`` goes out, and its end means
-    that the supervisor is gone. Raises the database's error if the worker cannot register.
-    """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # A signal to the whole group reaches the supervisor too, and it alone counts them. Not
-        # SIG_IGN: programs that task functions start would inherit that.
-        signal.signal(number, lambda *_: None)
-    connection = connections[conf.get().database]
-    connection.ensure_connection()
-    dialect_for(connection).limit_wait(connection, SLICE_SECONDS)
-    identity = register(options)
-    loop = Loop(options, identity, control)
-    try:
-        return loop.run()
-    finally:
-        # The lock is the proof of our death. Whoever leaves open leases behind must leave it, too:
-        # it drops with the process, and the next prober ends the leases at once.
-        identity.retire(keep_lock=not loop.left)
 
 
 class Loop:
     """One worker's life after registration. Touches the tables only through `tick` and `look`."""
 
-    def __init__(self, options: WorkerOptions, identity: Identity, control: int) -> None:
+    def __init__(self, options: WorkerOptions, identity: Identity, waiting: Waiting) -> None:
         self.options = options
         self.identity = identity
-        self.waiting = Waiting(control, identity.bell)
+        self.waiting = waiting
         self.slots = Slots(options.concurrency, self.waiting.wake)
         self.leases = Leases()
         self.stats = Stats()
@@ -87,36 +64,49 @@ class Loop:
         self.timers = Timers()
         self.pace = Pace()
         self.maintenance = Maintenance()
+        self.backends = None if options.backend is None else [options.backend]
         self.told: list[Settlement] = []
         self.finished: list[Finished] = []
+        self.rung = False
+        self.known: set[str] = set()
         self.queues: list[str] = []
         self.limited: set[str] = set()
         self.wanted_since: float | None = None
-        self.one_by_one = False
+        self.careful = False
         self.stop_by: float | None = None
-        self.stuck_since: float | None = None
+        self.stuck = StuckWatch(options.concurrency)
         self.exit_code: int | None = None
         self.left = False
         self.claimed = 0
 
     def run(self) -> int:
         """Recover, say READY, serve until told to stop, hand back what is left."""
-        self._turn_until(lambda: not self.timers.recovering)
-        self.waiting.say(READY)
+        self._turn_until(lambda: not self.timers.recovering or self.stop_by is not None)
+        if self.exit_code is None:
+            self.waiting.say(READY)
         self._turn_until(self._over)
         if self.exit_code == 0:
             self._leave()
-        self.waiting.close()
+        self.waiting.close(slots_are_idle=not self.slots.running)
         return self.exit_code or 0
 
     def _turn_until(self, over: Callable[[], bool]) -> None:
-        while self.exit_code is None and not over():
-            self._listen(self.waiting.wait(self._seconds_to_wait()))
-            self._keep_time_limits()
-            if self._has_work():
-                self._tick()
-            elif self.maintenance.due():
-                self.maintenance.step()
+        while self.exit_code is None:
+            try:
+                if over():
+                    return
+                self._turn()
+            except DatabaseError as error:  # of a look; a tick keeps its own
+                self._failed(error)
+
+    def _turn(self) -> None:
+        self._listen(self.waiting.wait(self._seconds_to_wait()))
+        self._keep_time_limits()
+        if self._has_work():
+            self._tick()
+        elif self.maintenance.due():
+            self.maintenance.step()
+        connections[conf.get().database].queries_log.clear()  # it grows for ever under DEBUG
 
     # -- waiting and listening
 
@@ -127,7 +117,7 @@ class Loop:
             self.leases.next_event(),
             self.maintenance.next_at,
             self.stop_by,
-            self.stuck_since and self.stuck_since + STUCK_GRACE_SECONDS,
+            self.stuck.given_up_at,
             dirty=self.stats.dirty,
         )
 
@@ -135,22 +125,50 @@ class Loop:
         if woken.drain or woken.quit:
             self._stop(at_once=woken.quit)
         self.timers.overslept(woken.late_seconds)
-        if woken.rung or woken.look or self.timers.look_due():
+        if woken.look:
+            self.timers.look_soon()
+        self.rung = self.rung or woken.rung  # kept: a look that fails must be tried again
+        if self.timers.look_due():
             self._look()
+        elif self.rung:
+            self._glance()
         if woken.look or self.timers.probe_due():
-            self.timers.probed()
-            self.dead.find(self.identity.database_path, self.identity.worker_id)
+            self._probe()
+
+    def _glance(self) -> None:
+        """What a ring can mean, in as few reads as possible: the way of a job to its function."""
+        ready, next_due_at = store.inspect.glance()
+        if ready - self.known:
+            self._look()  # a queue that was not there before
+            return
+        self.rung = False
+        self.timers.plan(next_due_at, None, clock.now())
+        if not ready.isdisjoint(self.queues):
+            self.pace.more = True
+        self._check_leases()
 
     def _look(self) -> None:
-        """One read without the gate: is there work for us, and are our leases still ours?"""
+        """A read without the gate: is there work for us, and are our leases still ours?"""
         found = store.inspect.look()
-        self.timers.looked(found.next_due_at, found.next_expiry_at, clock.now())
-        self.queues, self.limited = self._own(found.queues), found.limited
+        self.rung = False
+        self.timers.looked()
+        self.timers.plan(found.next_due_at, found.next_expiry_at, clock.now())
+        self.known, self.limited = set(found.queues), found.limited
+        self.queues = self._own(found.queues)
         if not found.ready.isdisjoint(self.queues):
             self.pace.more = True
+        self._check_leases()
+
+    def _check_leases(self) -> None:
         held = self.leases.ids()
         for lease_id in held - store.inspect.open_leases(held):
             self._lose(lease_id, "the job was cancelled, or another ended its lease")
+
+    def _probe(self) -> None:
+        """See who has died, and when the next lease ends: others claim without ringing us."""
+        self.timers.probed()
+        self.timers.plan(*store.inspect.next_times(), clock.now())
+        self.dead.find(self.identity.database_path, self.identity.worker_id)
 
     def _own(self, queues: Iterable[str]) -> list[str]:
         """Return the queues that this worker serves, in the order that it was given."""
@@ -186,29 +204,26 @@ class Loop:
         return self.pace.ask(free)
 
     def _plan(self, now: float, waited_seconds: float) -> Plan:
-        backend = self.options.backend
         return Plan(
             worker_id=self.identity.worker_id,
             settlements=self._settlements,
             places=self._places,
             queues=self.pace.ring(self.queues),
-            backends=None if backend is None else [backend],
+            backends=self.backends,
             lease_seconds=self.options.lease_seconds,
             suspects=max(0, 1 - self.leases.suspects()),
             renew=self.leases.to_renew(now),
             recover_expired=self.timers.may_recover(waited_seconds),
             dead=self.dead,
             stats=self.stats if self.timers.write_due(self.stats.dirty) else None,
-            one_by_one=self.one_by_one,
+            careful=self.careful,
         )
 
     def _settlements(self) -> Sequence[Settlement]:
         """Collect what is to be settled; kept until a commit, whatever happens to this tick."""
         self.finished += self.slots.take_finished()
-        # A function that stopped at its time limit has said so itself; our own word would make
-        # its return look late.
-        polite = {f.settlement.lease_id for f in self.finished if f.settlement.timed_out}
-        self.told = [told for told in self.told if told.lease_id not in polite]
+        finished = {f.settlement.lease_id: f for f in self.finished}
+        self.told = [told for told in self.told if not said_better(told, finished)]
         return self.told + [f.settlement for f in self.finished if f.settled is None]
 
     def _tick(self) -> None:
@@ -217,30 +232,37 @@ class Loop:
         plan = self._plan(began, began - self.wanted_since)
         try:
             done = tick(plan)
-        except DatabaseError as error:
+        except Exception as error:  # noqa: BLE001 - what an altered row makes us raise is open
             self._failed(error)
             return
-        self.wanted_since, self.one_by_one = None, False
+        finally:
+            self.timers.overslept(time.monotonic() - began)
+        self.wanted_since, self.careful = None, False
         self._apply(plan, done, began)
 
-    def _failed(self, error: DatabaseError) -> None:
+    def _failed(self, error: Exception) -> None:
         """Nothing was committed, or nobody knows: keep every outcome, and act by the cause."""
-        trouble = dialect_for(connections[conf.get().database]).diagnose(error)
+        connection = connections[conf.get().database]
+        dialect = dialect_for(connection)
+        # What is not the database's error came before the commit, from data that was read.
+        trouble = dialect.diagnose(error) if isinstance(error, DatabaseError) else "data"
         if trouble == "busy":
             return
         if trouble == "full":
             logger.error("No room for the database: %s. Claims stop; outcomes are kept.", error)
             self.timers.hold_claims(1.0)
-        elif trouble == "data" and not self.one_by_one:
-            logger.warning("An outcome could not be stored: %s. Settling one by one.", error)
-            self.one_by_one = True
+        elif trouble == "data" and not self.careful:
+            logger.warning("Something cannot be stored or read: %r. One by one, then.", error)
+            self.careful = True
+            dialect.read_anything(connection)
         else:
-            logger.critical("A commit failed and its outcome is unknown: %s. Exiting.", error)
+            logger.critical("Nobody knows what was committed: %r. Exiting.", error, exc_info=error)
             self.exit_code = EXIT_UNKNOWN
 
     def _apply(self, plan: Plan, done: Done, began: float) -> None:
         """Persist before apply: only what has been committed changes what we believe and run."""
         self._apply_answers(done)
+        self._start(done.claims, began)
         self.leases.renewed(done.renewed, began)
         for lease_id in done.lost:
             self._lose(lease_id, "the lease had ended when it was to be renewed")
@@ -249,25 +271,25 @@ class Loop:
         if plan.stats is not None:
             self.stats.written(done.now)
             self.timers.written()
-        self.timers.ticked()
+        self.timers.ticked(len(done.recovered) + done.promoted)
         self.stats.recovered(done.recovered, done.now)
         self.stats.claimed(done.claims, done.now)
         self.pace.learn(done.asked, done.claims)
+        if done.asked and not done.claims and self.backends is not None:
+            # Jobs of other backends have no index of their own to be passed over by.
+            self.pace.rest(FRUITLESS_REST_SECONDS)
         if done.recovered or done.promoted:
             self._share_work()
-        self._start(done.claims, began)
 
     def _apply_answers(self, done: Done) -> None:
-        by_slot = {f.settlement.lease_id: f for f in self.finished}
-        already = [f.settled for f in self.finished if f.settled is not None]
+        seconds = {f.settlement.lease_id: f.run_seconds for f in self.finished}
+        answers = done.answers + [f.settled for f in self.finished if f.settled is not None]
         self.told, self.finished = [], []
+        self.stats.settled(answers, seconds, done.now)
         waits = room = False
-        for answer in done.answers + already:
+        for answer in answers:
             held = self.leases.drop(answer.lease_id)
-            finished = by_slot.get(answer.lease_id)
-            seconds = None if finished is None else finished.run_seconds
-            self.stats.settled(answer, seconds, done.now)
-            if not answer.accepted:
+            if answer.reason:
                 logger.warning("Lease %s was refused: %s.", answer.lease_id, answer.reason)
             waits = waits or answer.state in WAITING
             room = room or answer.queue in self.limited
@@ -296,11 +318,11 @@ class Loop:
     def _keep_time_limits(self) -> None:
         now = time.monotonic()
         for held in self.leases.overdue(now):
-            self.told.append(_timed_out(held.claim))
+            self.told.append(timed_out(held.claim))
             self._lose(held.claim.lease_id, TIMED_OUT)
         for held in self.leases.gone(now):
             self._lose(held.claim.lease_id, "the lease ran out before it could be renewed")
-        exit_if_gate_is_hogged(self.slots.stuck > 0)
+        exit_if_gate_is_hogged(self.slots.stuck_threads)
 
     def _lose(self, lease_id: int, reason: str) -> None:
         """Our word on this lease counts no more; its slot is taken until the function returns."""
@@ -308,6 +330,7 @@ class Loop:
         if held is not None:
             held.context.cancel(reason)
             self.slots.mark_stuck(lease_id)
+            self.pace.more = self.pace.more or held.claim.suspect  # another suspect may come
 
     # -- the end
 
@@ -320,32 +343,25 @@ class Loop:
 
     def _over(self) -> bool:
         """Decide whether the life of this worker is over; sets the exit code."""
-        idle = not (self.slots.running or self.slots.has_finished or self.finished or self.told)
+        # A job whose lease is over is nobody's any more, although its function goes on.
+        at_work = len(self.slots.running) > self.slots.stuck
+        idle = not (at_work or self.slots.has_finished or self.finished or self.told)
         if self.stop_by is not None:
             if idle or time.monotonic() >= self.stop_by:
                 self.exit_code = 0
-        elif self._is_stuck():
+        elif not self.told and self.stuck.given_up(self.slots.stuck):
             logger.error("Every slot is held by a function that does not end. Exiting.")
             self.exit_code = EXIT_STUCK
         elif idle and self._nothing_left():
             self.exit_code = 0
         return self.exit_code is not None
 
-    def _is_stuck(self) -> bool:
-        """Whether no slot has been usable for a while: functions get time to notice the end."""
-        if self.slots.stuck < self.options.concurrency or self.told:
-            self.stuck_since = None
-            return False
-        now = time.monotonic()
-        self.stuck_since = self.stuck_since or now
-        return now - self.stuck_since >= STUCK_GRACE_SECONDS
-
     def _nothing_left(self) -> bool:
         if self.options.max_jobs is not None and self.claimed >= self.options.max_jobs:
             return True
         if not self.options.drain or self.pace.more or self.timers.due:
             return False
-        return store.inspect.busy_queues().isdisjoint(self._own(self.queues))
+        return store.inspect.busy_queues(self.backends).isdisjoint(self._own(self.queues))
 
     def _leave(self) -> None:
         """Hand back what is unfinished, uncharged, and mark the row as stopped.
@@ -353,29 +369,26 @@ class Loop:
         Sets ``left`` if all of that was committed.
         """
         self.stop_by = self.stop_by or time.monotonic()
+        self.finished += self.slots.take_finished()
+        done = {f.settlement.lease_id for f in self.finished}
         for held in self.leases:
-            self.told.append(Settlement("release", held.claim.lease_id, held.claim.token))
-            held.context.cancel("the worker is stopping")
+            if held.claim.lease_id not in done:
+                self.told.append(released(held.claim))
+                held.context.cancel("the worker is stopping")
         give_up = time.monotonic() + LEAVE_SECONDS
-        while (self.told or self.finished) and time.monotonic() < give_up:
+        while (self.told or self.finished) and self.exit_code == 0 and time.monotonic() < give_up:
+            time.sleep(self.timers.retry_in())
             self._tick()
-        try:
-            with store.transaction() as tx:
-                store.stop_workers(tx, [self.identity.worker_id], "stopped")
-            self.left = not (self.told or self.finished)
-        except DatabaseError as error:
-            logger.warning("Could not mark the worker as stopped: %s", error)
+        if not (self.told or self.finished):
+            self._sign_off()
         self._share_work()
         self.dead.close()
         self.slots.close()
 
-
-def _timed_out(claim: Claim) -> Settlement:
-    return Settlement(
-        "nack",
-        claim.lease_id,
-        claim.token,
-        error=f"{TimedOut.__module__}.{TimedOut.__qualname__}",
-        message=f"TimedOut: the attempt ran past its timeout of {claim.timeout_seconds:g} s",
-        timed_out=True,
-    )
+    def _sign_off(self) -> None:
+        try:
+            with store.transaction(wait_seconds=LEAVE_SECONDS, first=True) as tx:
+                store.stop_workers(tx, [self.identity.worker_id], "stopped")
+            self.left = True
+        except DatabaseError as error:
+            logger.warning("Could not mark the worker as stopped: %s", error)

@@ -12,6 +12,7 @@ from django.db import DatabaseError
 
 from relay_queue import conf, store
 from relay_queue.states import State
+from relay_queue.worker.tick import SLICE_SECONDS
 
 logger = logging.getLogger("relay_queue.worker")
 
@@ -47,10 +48,11 @@ class Maintenance:
             self._chores = _chores()
             self._chore = next(self._chores)
         try:
-            with store.transaction() as tx:
+            # Never longer than a slice: this is the loop's thread, and it has time limits to keep.
+            with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
                 deleted = self._chore(tx)
         except DatabaseError as error:
-            logger.warning("Could not prune: %s", error)
+            logger.info("Pruning is put off: %s", error)
             self._rest()
             return
         if deleted >= BITE_ROWS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from relay_queue.store.records import Claim
@@ -18,10 +19,17 @@ class Pace:
         self.more = False
         self._size = 1
         self._last_queue: str | None = None
+        self._rest_until = 0.0
 
     def ask(self, places: int) -> int:
         """Return how many jobs to claim when there is room for ``places``."""
-        return min(places, self._size) if self.more else 0
+        if not self.more or time.monotonic() < self._rest_until:
+            return 0
+        return min(places, self._size)
+
+    def rest(self, seconds: float) -> None:
+        """Claim nothing for a while: the last claim searched long and found nothing."""
+        self._rest_until = time.monotonic() + seconds
 
     def ring(self, queues: Sequence[str]) -> list[str]:
         """Return the queues beginning after the one that was dealt to last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from relay_queue import store
@@ -33,10 +34,10 @@ class DeadSiblings:
         ]
         self.probes.update(dead_workers(database_path, candidates))
 
-    def recover(self, tx: store.Transaction) -> list[Recovered]:
+    def recover(self, tx: store.Transaction, *, careful: bool = False) -> list[Recovered]:
         """End their leases, at most ``BATCH``; mark them as stopped once none is left."""
         dead = list(self.probes)
-        ended = store.recover_dead(tx, dead, BATCH)
+        ended = store.recover_dead(tx, dead, BATCH, careful=careful)
         if len(ended) < BATCH:
             store.stop_workers(tx, dead, STOP_REASON)
         return ended
@@ -46,7 +47,8 @@ class DeadSiblings:
         if ended >= BATCH:
             return
         for probe in self.probes.values():
-            probe.bury()
+            with suppress(OSError):  # a file that may not be removed is found dead once more
+                probe.bury()
         self.close()
 
     def close(self) -> None:

@@ -33,13 +33,14 @@ Step = Callable[[], Finished | None]
 class Running:
     """A job that holds a slot. ``started`` is a reading of ``time.monotonic``.
 
-    ``stuck`` means that its lease is over but the function has not returned.
+    ``thread`` is the ident of the thread that runs it, once it does. ``stuck`` means that its lease is over but the function has not returned.
     """
 
     claim: Claim
     context: JobContext
     started: float
     stuck: bool = False
+    thread: int | None = None
 
 
 class Slots:
@@ -75,6 +76,12 @@ class Slots:
         return sum(running.stuck for running in self.running.values())
 
     @property
+    def stuck_threads(self) -> set[int]:
+        """The idents of the threads whose functions go on after their lease is over."""
+        running = self.running.values()
+        return {r.thread for r in running if r.stuck and r.thread is not None}
+
+    @property
     def has_finished(self) -> bool:
         """Whether outcomes wait to be taken."""
         return bool(self._finished)
@@ -90,8 +97,17 @@ class Slots:
         # No job waits for a thread that another job holds: there is one for each that runs.
         if self._threads < len(self.running):
             self._threads += 1
-            name = f"relay-slot-{self._threads}"
+            self._start_thread(f"relay-slot-{self._threads}")
+
+    def _start_thread(self, name: str) -> None:
+        """Start a thread, or do with those there are: the job is claimed and must not be lost."""
+        try:
             threading.Thread(target=self._serve, name=name, daemon=True).start()
+        except RuntimeError:
+            self._threads -= 1
+            if not self._threads:
+                raise
+            logger.exception("no more threads; %d slots serve for all", self._threads)
 
     def take_finished(self) -> list[Finished]:
         """Return the outcomes since the last call and free their slots. Never waits."""
@@ -129,6 +145,7 @@ class Slots:
         close_connections()
 
     def _begin(self, claim: Claim, context: JobContext) -> Finished | None:
+        self.running[claim.lease_id].thread = threading.get_ident()
         call = begin(claim, context)
         if isinstance(call, Finished):
             return call

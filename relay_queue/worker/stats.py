@@ -6,12 +6,15 @@ statistics; the ledger loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 
 from relay_queue import store
 from relay_queue.states import Outcome, State
 from relay_queue.store.records import Claim, Recovered, Settled
+
+KEPT = timedelta(minutes=2)
+FAILED = frozenset({State.RETRYING, State.DEAD})
 
 
 class Stats:
@@ -21,6 +24,7 @@ class Stats:
         self.totals = store.Totals()
         self.minutes: dict[tuple[str, datetime], store.Totals] = {}
         self.dirty = False
+        self._floored: tuple[datetime, datetime] | None = None
 
     def claimed(self, claims: Iterable[Claim], now: datetime) -> None:
         """Count claims and how long their jobs had waited."""
@@ -31,27 +35,27 @@ class Stats:
             slot = store.bucket(claim.wait_seconds)
             minute.wait[slot] = minute.wait.get(slot, 0) + 1
 
-    def settled(self, answer: Settled, run_seconds: float | None, now: datetime) -> None:
-        """Count how one attempt ended, and how long it ran."""
-        minute = self._minute(answer.queue, now)
-        if not answer.accepted:
-            minute.refused += 1
-            self.totals.refused += 1
-            return
-        if run_seconds is not None:
-            slot = store.bucket(run_seconds)
-            minute.run[slot] = minute.run.get(slot, 0) + 1
-        if answer.state == State.SUCCEEDED:
-            minute.succeeded += 1
-            self.totals.succeeded += 1
-        elif answer.state == State.RETRYING:
-            minute.failed += 1
-            minute.retried += 1
-            self.totals.failed += 1
-        elif answer.state == State.DEAD:
-            minute.failed += 1
-            minute.died += 1
-            self.totals.failed += 1
+    def settled(
+        self, answers: Iterable[Settled], seconds: Mapping[int, float], now: datetime
+    ) -> None:
+        """Count how attempts ended, and how long they ran: ``seconds`` by lease id."""
+        for answer in answers:
+            minute = self._minute(answer.queue, now)
+            if answer.reason:
+                minute.refused += 1
+                self.totals.refused += 1
+                continue
+            if answer.lease_id in seconds:
+                slot = store.bucket(seconds[answer.lease_id])
+                minute.run[slot] = minute.run.get(slot, 0) + 1
+            if answer.state == State.SUCCEEDED:
+                minute.succeeded += 1
+                self.totals.succeeded += 1
+            elif answer.state in FAILED:
+                minute.failed += 1
+                self.totals.failed += 1
+                minute.retried += answer.state == State.RETRYING
+                minute.died += answer.state == State.DEAD
 
     def recovered(self, leases: Iterable[Recovered], now: datetime) -> None:
         """Count leases that this worker ended for others."""
@@ -61,18 +65,22 @@ class Stats:
             minute.died += lease.state == State.DEAD
 
     def written(self, now: datetime) -> None:
-        """Forget the minutes that are over and have been written."""
-        current = _floor(now)
-        self.minutes = {key: t for key, t in self.minutes.items() if key[1] >= current}
+        """Forget the minutes that are long over and have been written.
+
+        Not those just over: after a small step back of the clock they would be written anew, and
+        what was counted in them lost.
+        """
+        kept_from = _floor(now) - KEPT
+        self.minutes = {key: t for key, t in self.minutes.items() if key[1] >= kept_from}
         self.dirty = False
 
     def _minute(self, queue: str, now: datetime) -> store.Totals:
         self.dirty = True
-        key = (queue, _floor(now))
-        try:
-            return self.minutes[key]
-        except KeyError:
-            return self.minutes.setdefault(key, store.Totals())
+        if self._floored is None or self._floored[0] is not now:
+            self._floored = (now, _floor(now))  # one tick has one time, floored once
+        key = (queue, self._floored[1])
+        found = self.minutes.get(key)
+        return found or self.minutes.setdefault(key, store.Totals())
 
 
 def _floor(now: datetime) -> datetime:

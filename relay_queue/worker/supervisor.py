@@ -35,7 +35,7 @@ MAX_FAILED_STARTS = 5
 GATE_LOOK_SECONDS = 1.0
 # A worker keeps its own shutdown timeout. These are for one that does not.
 DRAIN_GRACE_SECONDS = 5.0
-QUIT_GRACE_SECONDS = 5.0
+QUIT_GRACE_SECONDS = 15.0
 
 
 class Stopping(IntEnum):

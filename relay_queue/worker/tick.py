@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from django.db import DatabaseError
-
 from relay_queue import store
 from relay_queue.exceptions import Unstorable
 from relay_queue.store.records import Claim, Recovered, Settled, Settlement
@@ -41,7 +39,7 @@ class Plan:
     recover_expired: bool = True
     dead: DeadSiblings = field(default_factory=DeadSiblings)
     stats: Stats | None = None
-    one_by_one: bool = False
+    careful: bool = False
 
 
 @dataclass(slots=True)
@@ -62,17 +60,20 @@ class Done:
 
 
 def tick(plan: Plan) -> Done:
-    """Do what is planned, in one transaction. Raises the database's error; then nothing is done."""
+    """Do what is planned, in one transaction. Whatever it raises, nothing is done then.
+
+    A careful tick is slower and survives data that cannot be stored or read: each outcome, recovery
+    and claim has a savepoint of its own, and the job at fault is taken out.
+    """
     with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
         done = Done(tx.now, tx.waited_seconds)
         done.settlements = plan.settlements()
-        settle = _settle_one_by_one if plan.one_by_one else store.settle
+        settle = _settle_one_by_one if plan.careful else store.settle
         done.answers = settle(tx, done.settlements)
         _renew(tx, plan, done)
         _recover(tx, plan, done)
         done.promoted = sum(store.promote(tx).values())
-        if not plan.one_by_one:
-            _claim(tx, plan, done)
+        _claim(tx, plan, done)
         if plan.stats is not None:
             store.roll_up(tx, plan.worker_id, plan.stats.minutes)
             store.heartbeat(tx, plan.worker_id, plan.stats.totals)
@@ -91,10 +92,10 @@ def _renew(tx: store.Transaction, plan: Plan, done: Done) -> None:
 
 def _recover(tx: store.Transaction, plan: Plan, done: Done) -> None:
     if plan.dead.probes:
-        done.recovered = plan.dead.recover(tx)
+        done.recovered = plan.dead.recover(tx, careful=plan.careful)
         done.buried = len(done.recovered)
     if plan.recover_expired:
-        done.recovered += store.recover_expired(tx)
+        done.recovered += store.recover_expired(tx, careful=plan.careful)
 
 
 def _claim(tx: store.Transaction, plan: Plan, done: Done) -> None:
@@ -108,24 +109,34 @@ def _claim(tx: store.Transaction, plan: Plan, done: Done) -> None:
             suspects=plan.suspects,
             lease_seconds=plan.lease_seconds,
             backends=plan.backends,
+            careful=plan.careful,
         )
 
 
-def _settle_one_by_one(_tx: store.Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
+def _settle_one_by_one(tx: store.Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
     """Settle each in a savepoint of its own: one that cannot be stored becomes a failed attempt."""
-    answers = []
-    for told in settlements:
-        try:
-            answers += _settle_alone(told)
-        except DatabaseError as error:
-            answers += _settle_alone(_unstorable(told, error))
-    return answers
+    return [_settle_alone(tx, told) for told in settlements]
 
 
-def _settle_alone(told: Settlement) -> list[Settled]:
+def _settle_alone(tx: store.Transaction, told: Settlement) -> Settled:
+    try:
+        return _settle_in_savepoint(told)
+    except store.UNREADABLE as error:
+        store.reraise_unless_data(tx, error)
+        first = error
+    try:
+        return _settle_in_savepoint(_unstorable(told, first))
+    except store.UNREADABLE as error:
+        store.reraise_unless_data(tx, error)
+        # Not the outcome is at fault, but the job's own row.
+        job_id = store.condemn_of_lease(tx, told.lease_id, told.token, error)
+        return Settled(told.lease_id, job_id, "", "", "the job's row cannot be read")
+
+
+def _settle_in_savepoint(told: Settlement) -> Settled:
     # A transaction inside the tick's is a savepoint with counters of its own.
     with store.transaction() as tx:
-        return store.settle(tx, [told])
+        return store.settle(tx, [told])[0]
 
 
 def _unstorable(told: Settlement, error: Exception) -> Settlement:

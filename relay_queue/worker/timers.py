@@ -55,12 +55,15 @@ class Timers:
         self.overslept(waited_seconds)
         return time.monotonic() >= self._quiet_until
 
-    def looked(
+    def looked(self) -> None:
+        """Note a look; the next comes after the poll interval, or when something is due."""
+        self._look_at = time.monotonic() + conf.get().poll_seconds
+
+    def plan(
         self, next_due_at: datetime | None, next_expiry_at: datetime | None, now: datetime
     ) -> None:
-        """Plan by what a look has found: a tick if something is due, else the next look."""
+        """Plan by when the next job is due and the next lease runs out: a tick, or a look then."""
         monotonic = time.monotonic()
-        self._look_at = monotonic + conf.get().poll_seconds
         if next_due_at is not None:
             self._expect(monotonic, (next_due_at - now).total_seconds())
         if next_expiry_at is not None:
@@ -94,11 +97,15 @@ class Timers:
         self._flush_at = now + FLUSH_SECONDS
         self._heartbeat_at = now + HEARTBEAT_SECONDS
 
-    def ticked(self) -> None:
-        """Note a committed tick."""
-        if self.due:
-            self.due = False
+    def ticked(self, moved: int) -> None:
+        """Note a committed tick that promoted or recovered ``moved`` jobs.
+
+        One that was due and moved nothing met a row that only looks due; looking again at once
+        would never end.
+        """
+        if self.due and moved:
             self.look_soon()
+        self.due = False
         self.recovering = False
 
     def hold_claims(self, seconds: float) -> None:

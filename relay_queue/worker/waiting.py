@@ -27,18 +27,21 @@ class Woken:
 class Waiting:
     """The file descriptors that wake a loop."""
 
-    def __init__(self, control: int, bell: Doorbell | None) -> None:
+    def __init__(self, control: int) -> None:
         self._control = socket.socket(fileno=os.dup(control))
         self._control.setblocking(False)
-        self._bell = bell
+        self._bell: Doorbell | None = None
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._selector.register(self._control, selectors.EVENT_READ)
-        if bell is not None:
-            self._selector.register(bell, selectors.EVENT_READ)
+
+    def listen_to(self, bell: Doorbell) -> None:
+        """Let a bell end the sleep, too."""
+        self._bell = bell
+        self._selector.register(bell, selectors.EVENT_READ)
 
     def wake(self) -> None:
         """End the sleep; called by slots, from any thread."""
@@ -57,7 +60,7 @@ class Waiting:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._control:
                 self._listen(woken)
-            elif key.fileobj is self._bell:
+            elif self._bell is not None and key.fileobj is self._bell:
                 woken.rung = self._bell.clear() > 0
             else:
                 with suppress(BlockingIOError):
@@ -65,12 +68,17 @@ class Waiting:
         woken.late_seconds = time.monotonic() - began - seconds
         return woken
 
-    def close(self) -> None:
-        """Close everything but the bell, which belongs to the worker's identity."""
+    def close(self, *, slots_are_idle: bool) -> None:
+        """Close everything but the bell, which belongs to the worker's identity.
+
+        While slots still run functions the pipe stays open until the process ends: a function that
+        returns late would else write its wake-up into whatever file has got the number by then.
+        """
         self._selector.close()
         self._control.close()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+        if slots_are_idle:
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
 
     def _listen(self, woken: Woken) -> None:
         try:

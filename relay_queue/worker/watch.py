@@ -1,9 +1,11 @@
-"""The end of a process whose own function keeps the whole project from writing."""
+"""The end of a process whose own functions do not end, or keep the whole project from writing."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Collection
 
 from django.db import connections
 
@@ -15,12 +17,35 @@ logger = logging.getLogger("relay_queue.worker")
 EXIT_HOGGED = 72
 """Exit code of a process whose function held the writer for too long."""
 
+STUCK_GRACE_SECONDS = 5.0
+"""How long all slots must be stuck before the process is given up."""
 
-def exit_if_gate_is_hogged(overdue: bool) -> None:
+
+class StuckWatch:
+    """Watches for a process that has no usable slot any more.
+
+    Not at once: a function whose lease has ended gets time to notice it.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self.given_up_at: float | None = None
+        self._concurrency = concurrency
+
+    def given_up(self, stuck: int) -> bool:
+        """Say whether all slots have been stuck for the whole grace; ``stuck`` are now."""
+        if stuck < self._concurrency:
+            self.given_up_at = None
+            return False
+        now = time.monotonic()
+        self.given_up_at = self.given_up_at or now + STUCK_GRACE_SECONDS
+        return now >= self.given_up_at
+
+
+def exit_if_gate_is_hogged(stuck_threads: Collection[int]) -> None:
     """End this process if one of its slots has held the gate for longer than is allowed.
 
-    ``overdue`` says that a function is past its time limit; then the limit of an atomic function
-    applies. A normal exit would wait for the stuck thread, so the process ends where it stands;
+    For a thread among ``stuck_threads``, whose function is past its time limit, the limit of an
+    atomic function applies. A normal exit would wait for the stuck thread, so the process ends where it stands;
     the kernel drops gate and liveness lock, and the next worker recovers its jobs.
     """
     settings = conf.get()
@@ -28,7 +53,8 @@ def exit_if_gate_is_hogged(overdue: bool) -> None:
     held = None if gate is None else gate.held_seconds()
     if held is None:
         return
-    limit = settings.atomic_max_seconds if overdue else settings.gate_hold_seconds
+    stuck = held[0] in stuck_threads
+    limit = settings.atomic_max_seconds if stuck else settings.gate_hold_seconds
     if held[1] > limit:
         logger.critical(
             "Thread %s has held the writer for %.1f s, more than the %g s allowed. "

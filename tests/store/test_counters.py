@@ -164,7 +164,6 @@ def test_a_recount_repairs_counters_that_something_else_has_spoilt() -> None:
     assert do(recount, "empty") == {}
 
 
-@pytest.mark.xfail(reason="finding 22: pending counts are added twice", strict=True)
 def test_a_recount_after_other_verbs_in_its_transaction_is_exact() -> None:
     with store.transaction() as tx:
         store.enqueue(tx, job())

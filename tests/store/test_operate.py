@@ -274,7 +274,6 @@ def test_a_lease_taken_back_is_uncharged_and_its_owner_is_refused(wall: Wall) ->
     assert claim_one().attempt == 1
 
 
-@pytest.mark.xfail(reason="finding 23: IndexError", strict=True)
 def test_taking_back_the_lease_of_a_damaged_job_does_no_harm() -> None:
     job_id = enqueue()
     claim_one()

@@ -253,20 +253,9 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
 }
 
 
-UNFIXED = {
-    "FIND_OF_WORKERS": "finding 19: ORDER BY id walks the whole ledger",
-    "DELETE_JOBS": "finding 20: reads every old finished row",
-}
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=pytest.mark.xfail(reason=UNFIXED[n], strict=True))
-        if n in UNFIXED
-        else n
-        for n in HOT
-    ],
+    list(HOT),
 )
 def test_the_statement_probes_its_index_and_scans_no_table(name: str, crowded: Wall) -> None:
     act, beginning, parts, index = HOT[name]

@@ -176,7 +176,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         def fetch(self: store.Transaction, statement: str, params: Any = ()) -> Any:
             found = real(self, statement, params)
-            if statement.lstrip().startswith("SELECT id FROM relay_queue_lease"):
+            if statement.lstrip().startswith("SELECT id, job_id FROM relay_queue_lease"):
                 rows(Lease).update(**values)
             return found
 

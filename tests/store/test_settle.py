@@ -509,7 +509,6 @@ def test_a_batch_that_is_rolled_back_leaves_every_lease_open() -> None:
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "snooze", "release"])
-@pytest.mark.xfail(reason="finding 24: KeyError", strict=True)
 def test_a_word_on_a_job_that_was_changed_by_hand_is_refused_and_spares_the_others(
     verb: str,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.core import checks as django_checks
 from django.db import connections
 
-from relay_queue import checks
+from relay_queue import backend, checks
 
 RELAY_BACKEND = "relay_queue.backend.RelayBackend"
 DJANGO_ENGINE = "django.db.backends.sqlite3"
@@ -282,8 +282,32 @@ def test_the_checks_run_with_manage_py_check() -> None:
     assert ours <= set(registered)
 
 
+def test_the_framework_asks_the_backends_for_their_options(settings: Any) -> None:
+    options = {"max_attempts": 0}
+    settings.TASKS = {
+        "default": {"BACKEND": "relay_queue.backend.RelayBackend", "OPTIONS": options}
+    }
+    assert "relay_queue.E006" in [message.id for message in django_checks.run_checks()]
+
+
 def test_every_id_in_the_code_is_in_the_table_and_the_other_way_round() -> None:
     source = Path(checks.__file__).read_text()
     table = set(re.findall(r"``relay_queue\.([EWI]\d{3})``", checks.__doc__ or ""))
+    source += Path(backend.__file__).read_text()  # E006 is the backend's own
     used = set(re.findall(r"\b[EWI]\d{3}\b", source.replace(checks.__doc__ or "", "")))
     assert table == used
+
+
+@pytest.mark.parametrize(
+    ("installed", "warned"),
+    [
+        (["django.contrib.admin"], True),
+        (["django.contrib.admin", "rangefilter"], False),
+        ([], False),
+    ],
+)
+def test_the_admin_needs_the_package_of_its_date_filters(
+    installed: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks.apps, "is_installed", installed.__contains__)
+    assert ids(checks.check_admin()) == (["W010"] if warned else [])

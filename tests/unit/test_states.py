@@ -112,8 +112,9 @@ def test_only_released_and_snoozed_leases_give_their_attempt_back() -> None:
     assert {Outcome.RELEASED, Outcome.SNOOZED} == states.UNCHARGED
 
 
-def test_an_effect_is_unknown_when_the_function_was_left_alone() -> None:
-    assert {Outcome.LOST, Outcome.EXPIRED, Outcome.TIMED_OUT} == states.UNKNOWN_EFFECT
+def test_an_effect_is_known_only_when_the_function_itself_ended_the_attempt() -> None:
+    by_function = {Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED}
+    assert by_function == states.ANSWERED
 
 
 def test_last_outcomes_are_given_for_the_terminal_states_alone() -> None:

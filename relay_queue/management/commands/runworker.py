@@ -70,7 +70,7 @@ class Command(BaseCommand):
                 self.stdout.write(line)
             self.stdout.flush()
         # Imported before the fork, so that the workers share its memory and start quickly.
-        from relay_queue.worker.loop import run
+        from relay_queue.worker.service import run
 
         gate = gate_of(connections[settings.database])
         return Supervisor(

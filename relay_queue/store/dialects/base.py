@@ -71,5 +71,12 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def read_anything(self, connection: BaseDatabaseWrapper) -> None:
+        """Let the connection replace bytes that are no text, from now on, instead of raising.
+
+        An altered row can then be read, found out by its checksum, and taken out.
+        """
+
+    @abstractmethod
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
         """Bound how long the connection itself waits for the write lock, from now on."""

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, OperationalError, transaction
@@ -100,6 +100,11 @@ class SQLiteDialect(Dialect):
         if code is None:
             return "data" if isinstance(error, DatabaseError) else "unknown"
         return _TROUBLES.get(code & 0xFF, "data")
+
+    def read_anything(self, connection: BaseDatabaseWrapper) -> None:
+        """Decode in Python, which is slower than sqlite3's own way but never fails."""
+        connection.ensure_connection()
+        connection.connection.text_factory = partial(str, encoding="utf-8", errors="replace")
 
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
         """Set SQLite's busy timeout."""

@@ -1,0 +1,61 @@
+"""A worker process from its first step to its last: join, run the loop, leave."""
+
+from __future__ import annotations
+
+import signal
+
+from django.db import DatabaseError, connections
+
+from relay_queue import conf
+from relay_queue.store.dialects import dialect_for
+from relay_queue.worker.identity import Identity, register
+from relay_queue.worker.loop import Loop
+from relay_queue.worker.options import WorkerOptions
+from relay_queue.worker.tick import SLICE_SECONDS
+from relay_queue.worker.waiting import Waiting
+
+
+def run(options: WorkerOptions, control: int) -> int:
+    """Be a worker until told to stop; return the process's exit code.
+
+    ``control`` is a socket to the supervisor: orders come in, ``READY`` goes out, and its end means
+    that the supervisor is gone. Raises the database's error if the worker cannot register.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A signal to the whole group reaches the supervisor too, and it alone counts them. Not
+        # SIG_IGN: programs that task functions start would inherit that.
+        signal.signal(number, lambda *_: None)
+    waiting = Waiting(control)
+    identity = _join(options, waiting)
+    if identity is None:
+        return 0
+    if identity.bell is not None:
+        waiting.listen_to(identity.bell)
+    loop = Loop(options, identity, waiting)
+    try:
+        return loop.run()
+    finally:
+        # The lock is the proof of our death. Whoever leaves open leases behind must leave it, too:
+        # it drops with the process, and the next prober ends the leases at once.
+        identity.retire(keep_lock=not loop.left)
+
+
+def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
+    """Register, however long others hold the database; None if told to stop meanwhile.
+
+    The supervisor's ready timeout bounds it. Giving up here would count as a failed start, and a
+    migration of a few seconds would use up all of them.
+    """
+    connection = connections[conf.get().database]
+    dialect = dialect_for(connection)
+    while True:
+        try:
+            connection.ensure_connection()
+            dialect.limit_wait(connection, SLICE_SECONDS)
+            return register(options)
+        except DatabaseError as error:
+            if dialect.diagnose(error) != "busy":
+                raise
+        woken = waiting.wait(SLICE_SECONDS)
+        if woken.drain or woken.quit:
+            return None
