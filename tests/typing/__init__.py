@@ -1,0 +1,1 @@
+"""A small project that uses every option, for the type checker."""
