@@ -21,6 +21,9 @@ from tests.process import settings as process_settings
 
 T = TypeVar("T")
 
+LOOK_SECONDS = 0.03
+"""Between two looks at the tables while a test waits: the workers need the processor more."""
+
 
 class Run(NamedTuple):
     """One line of the side-effect file."""
@@ -85,6 +88,7 @@ class Farm(Project):
                 or process.poll() is not None
             ),
             message=lambda: self.log(process),
+            interval=LOOK_SECONDS,
         )
         return process
 
@@ -156,7 +160,12 @@ class Farm(Project):
 
     def wait_state(self, job_id: int, *states: str, timeout: float = 30) -> Job:
         """Wait until a job is in one of these states."""
-        wait_until(lambda: self.job(job_id).state in states, timeout, lambda: self.story(job_id))
+        wait_until(
+            lambda: self.job(job_id).state in states,
+            timeout,
+            lambda: self.story(job_id),
+            LOOK_SECONDS,
+        )
         return self.job(job_id)
 
     def wait_refused(self, lease_id: int) -> Lease:
@@ -165,13 +174,14 @@ class Farm(Project):
             lambda: Lease.objects.filter(pk=lease_id, refused_at__isnull=False).exists(),
             30,
             lambda: self.story(Lease.objects.get(pk=lease_id).job_id),
+            LOOK_SECONDS,
         )
         return Lease.objects.get(pk=lease_id)
 
     def wait_finished(self, timeout: float = 60) -> None:
         """Wait until every job is in a terminal state."""
         unfinished = Job.objects.filter(finished_at=None)
-        wait_until(lambda: not unfinished.exists(), timeout, self.everything, interval=0.05)
+        wait_until(lambda: not unfinished.exists(), timeout, self.everything, LOOK_SECONDS)
 
     def story(self, job_id: int) -> str:
         """Tell all that is known of a job, for the message of a failed test."""

@@ -19,7 +19,7 @@ from django.db import connection
 from relay_queue import store
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, Lease
-from relay_queue.states import UNKNOWN_EFFECT
+from relay_queue.states import ANSWERED
 from tests.conftest import Project, wait_until
 from tests.process import chores
 from tests.process.farm import Farm, is_alive, stopped, threads, writer_taken
@@ -48,7 +48,7 @@ def test_f2_an_effect_without_an_ack_is_repeated_and_shown_as_unknown(farm: Farm
     leases = farm.leases(job)
     assert [run.epoch for run in effects] == [lease.id for lease in leases]
     assert [run.attempt for run in effects] == [1, 2]
-    assert leases[0].outcome in UNKNOWN_EFFECT
+    assert leases[0].outcome not in ANSWERED
 
 
 # --- F3, F4: somebody comes back late ----------------------------------------------------
@@ -310,19 +310,17 @@ def test_f14_outcomes_wait_for_a_lock_that_another_program_holds(farm: Farm) -> 
     assert (farm.outcomes(job), len(farm.runs(job))) == (["acked"], 2)
 
 
-@pytest.mark.xfail(reason="registration waits for a quarter second only, and five failures end all")
 def test_f14_workers_start_although_another_program_holds_the_lock(farm: Farm) -> None:
     job = farm.enqueue(chores.note)
     with writer_taken(farm):
         workers = farm.spawn(*farm.command(processes=2))
         wait_until(lambda: "Relay" in farm.log(workers))
-        time.sleep(6)
+        time.sleep(5)
         assert workers.poll() is None, farm.log(workers)
     farm.wait_state(job, "succeeded")
     assert "Giving up" not in farm.log(workers)
 
 
-@pytest.mark.xfail(reason="registration waits for a quarter second only, and five failures end all")
 def test_f14_a_killed_worker_is_replaced_although_another_program_holds_the_lock(
     farm: Farm,
 ) -> None:
@@ -330,13 +328,12 @@ def test_f14_a_killed_worker_is_replaced_although_another_program_holds_the_lock
     first, second = farm.workers()
     with writer_taken(farm):
         os.kill(first, signal.SIGKILL)
-        time.sleep(6)
+        time.sleep(8)
         assert workers.poll() is None, farm.log(workers)
         assert is_alive(second)
     wait_until(lambda: len(farm.workers()) == 2, message=lambda: farm.log(workers))
 
 
-@pytest.mark.xfail(reason="a read that finds the database locked ends the process")
 def test_f14_a_reader_that_finds_the_database_locked_costs_no_job(farm: Farm) -> None:
     workers = farm.drive("lock_reads", farm.file("lock"))
     job = farm.enqueue(chores.wait, farm.file("go"))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -51,13 +52,15 @@ def play_round(farm: Farm, dice: random.Random) -> None:
     enqueue_mixture(farm, dice)
     supervisors = [start(farm)]
     began = time.monotonic()
+    kills = 0
     while Job.objects.filter(finished_at=None).exists():
         time.sleep(KILL_EVERY_SECONDS)
         if time.monotonic() - began < KILLING_SECONDS:
-            kill_somebody(farm, supervisors[-1], dice)
+            kills += kill_somebody(farm, supervisors[-1], dice)
         if supervisors[-1].poll() is not None:
             supervisors.append(start(farm))
         assert time.monotonic() - began < 90, farm.everything()
+    assert kills > 3, "too few for a test of kills"
     for supervisor in supervisors:
         farm.stop(supervisor)
     assert_ledger_explains_all(farm)
@@ -69,7 +72,7 @@ def enqueue_mixture(farm: Farm, dice: random.Random) -> None:
     """Enqueue what is quick, what is slow and what fails, in random order."""
     kinds = [
         store.prepare(task=chores.note.module_path, args=[farm.effects]),
-        store.prepare(task=chores.note_slowly.module_path, args=[farm.effects, 0.05]),
+        store.prepare(task=chores.note_slowly.module_path, args=[farm.effects, 0.1]),
         store.prepare(task=chores.fail_times.module_path, args=[farm.effects, 1], max_attempts=9),
         store.prepare(task=chores.fail_times.module_path, args=[farm.effects, 9], max_attempts=2),
     ]
@@ -81,18 +84,18 @@ def start(farm: Farm) -> subprocess.Popen[bytes]:
     return farm.spawn(*farm.command(processes=3, concurrency=2))
 
 
-def kill_somebody(farm: Farm, supervisor: subprocess.Popen[bytes], dice: random.Random) -> None:
-    """Kill a worker, or one time in ten the supervisor."""
+def kill_somebody(farm: Farm, supervisor: subprocess.Popen[bytes], dice: random.Random) -> bool:
+    """Kill a worker, or one time in ten the supervisor, and say whether there was one."""
     if dice.random() < 0.1:
         supervisor.kill()
         supervisor.wait()
-        return
+        return True
     alive = [pid for pid in farm.workers() if is_alive(pid)]
-    if alive:
-        try:
-            os.kill(dice.choice(alive), signal.SIGKILL)
-        except ProcessLookupError:
-            return
+    if not alive:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(dice.choice(alive), signal.SIGKILL)
+    return True
 
 
 def assert_ledger_explains_all(farm: Farm) -> None:

@@ -1,0 +1,98 @@
+"""What a worker believes of its leases, on the monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from relay_queue.store.records import SUSPECT_LOSSES, Claim
+from relay_queue.worker.context import JobContext
+from relay_queue.worker.held import GRACE_SECONDS, Held, Leases
+from tests import tasks
+from tests.worker.claims import claim_of
+
+SINCE = 100.0
+
+
+@pytest.fixture
+def leases() -> Leases:
+    return Leases()
+
+
+def grant(leases: Leases, deadline: float | None = None, **changes: Any) -> Claim:
+    """Hold a new lease since the time ``SINCE``."""
+    claim = replace(claim_of(tasks.noop), **changes)
+    context = JobContext.of(claim)
+    context.deadline = deadline
+    leases.grant(claim, context, SINCE)
+    return claim
+
+
+def ids(held: list[Held]) -> list[int]:
+    return [each.claim.lease_id for each in held]
+
+
+def test_a_lease_is_renewed_when_half_of_it_is_over(leases: Leases) -> None:
+    claim = grant(leases, lease_seconds=60)
+    assert leases.next_event() == SINCE + 30
+    assert leases.to_renew(SINCE + 29.9) == []
+    assert ids(leases.to_renew(SINCE + 30)) == [claim.lease_id]
+
+
+def test_neighbours_that_are_nearly_due_are_renewed_in_the_same_write(leases: Leases) -> None:
+    first = grant(leases, lease_seconds=60)
+    near = grant(leases, lease_seconds=70)
+    far = grant(leases, lease_seconds=100)
+    assert ids(leases.to_renew(SINCE + 30)) == [first.lease_id, near.lease_id]
+    assert far.lease_id in leases
+
+
+def test_a_renewed_lease_lasts_from_the_moment_it_was_wanted(leases: Leases) -> None:
+    claim = grant(leases, lease_seconds=60)
+    leases.renewed([claim.lease_id], SINCE + 40)
+    assert leases.gone(SINCE + 99.9) == []
+    assert ids(leases.gone(SINCE + 100)) == [claim.lease_id]
+
+
+def test_a_lease_that_was_not_renewed_is_gone_at_its_end(leases: Leases) -> None:
+    claim = grant(leases, lease_seconds=1)
+    assert leases.gone(SINCE + 0.9) == []
+    assert ids(leases.gone(SINCE + 1)) == [claim.lease_id]
+
+
+def test_a_function_is_overdue_at_its_deadline_and_one_without_is_never(leases: Leases) -> None:
+    grant(leases)
+    claim = grant(leases, deadline=SINCE + 5)
+    limit = SINCE + 5 + GRACE_SECONDS  # a function that heeds its deadline says so itself
+    assert leases.overdue(limit - 0.01) == []
+    assert ids(leases.overdue(limit)) == [claim.lease_id]
+    assert leases.next_event() == limit
+
+
+def test_a_lease_that_was_dropped_is_neither_renewed_nor_overdue(leases: Leases) -> None:
+    claim = grant(leases, deadline=SINCE)
+    dropped = leases.drop(claim.lease_id)
+    assert dropped is not None
+    assert dropped.claim is claim
+    assert leases.drop(claim.lease_id) is None
+    assert leases.overdue(SINCE + 1) == leases.to_renew(SINCE + 999) == leases.gone(SINCE + 999)
+    assert (leases.next_event(), len(leases), leases.ids()) == (None, 0, set())
+
+
+def test_jobs_that_cost_two_owners_are_counted_as_suspects(leases: Leases) -> None:
+    grant(leases, losses=SUSPECT_LOSSES - 1)
+    assert leases.suspects() == 0
+    suspect = grant(leases, losses=SUSPECT_LOSSES)
+    assert leases.suspects() == 1
+    leases.drop(suspect.lease_id)
+    assert leases.suspects() == 0
+
+
+def test_leases_may_be_dropped_while_one_goes_through_them(leases: Leases) -> None:
+    for _ in range(3):
+        grant(leases)
+    for held in leases:
+        leases.drop(held.claim.lease_id)
+    assert len(leases) == 0

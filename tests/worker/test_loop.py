@@ -1,0 +1,295 @@
+"""The loop in this very process: what it does when it is told to stop, and when a commit fails."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from relay_queue.models import Job, Lease, Worker
+from relay_queue.store.records import Settlement
+from relay_queue.worker import loop as module
+from relay_queue.worker import tick as tick_module
+from relay_queue.worker.identity import register
+from relay_queue.worker.loop import EXIT_UNKNOWN, Loop
+from relay_queue.worker.options import DRAIN, QUIT, READY, WorkerOptions
+from relay_queue.worker.tick import Done, Plan, tick
+from relay_queue.worker.waiting import Waiting
+from tests import tasks
+from tests.conftest import wait_until
+from tests.store import actions
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OPTIONS = {
+    "name": "unit",
+    "queues": None,
+    "exclude_queues": (),
+    "backend": None,
+    "concurrency": 2,
+    "lease_seconds": None,
+    "shutdown_timeout_seconds": 5.0,
+    "drain": True,
+    "max_jobs": None,
+}
+
+Serve = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    tasks.calls.clear()
+    tasks.gate.clear()
+    yield
+    tasks.gate.set()
+
+
+@pytest.fixture
+def supervisor() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Return both ends of the control line: the supervisor's and the worker's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def serve(supervisor: tuple[socket.socket, socket.socket]) -> Serve:
+    """Return a function that runs a loop to its end in this thread and returns its exit code."""
+
+    def run(**changes: Any) -> int:
+        options = WorkerOptions(**{**OPTIONS, **changes})
+        identity = register(options)
+        waiting = Waiting(supervisor[1].fileno())
+        if identity.bell is not None:
+            waiting.listen_to(identity.bell)
+        loop = Loop(options, identity, waiting)
+        try:
+            return loop.run()
+        finally:
+            identity.retire(keep_lock=False)
+            loop.slots.close()
+            tasks.gate.set()
+            wait_until(lambda: not [t for t in threading.enumerate() if "relay-slot" in t.name])
+
+    return run
+
+
+def states() -> list[str]:
+    return list(Job.objects.order_by("id").values_list("state", flat=True))
+
+
+def failing(error_code: int, times: int = 1) -> Callable[[Plan], Done]:
+    """Return a tick that fails some times when it has outcomes to settle, then works."""
+    left = [None] * times
+
+    def fail(told: Sequence[Settlement]) -> None:
+        if left and told:
+            left.pop()
+            raise database_error(error_code)
+
+    return meddling(fail)
+
+
+def meddling(meddle: Callable[[Sequence[Settlement]], None]) -> Callable[[Plan], Done]:
+    """Return a tick that shows its outcomes to ``meddle``, in its transaction, and settles them."""
+
+    def meddled(plan: Plan) -> Done:
+        ask = plan.settlements
+
+        def settlements() -> Sequence[Settlement]:
+            told = ask()
+            meddle(told)
+            return told
+
+        plan.settlements = settlements
+        return tick(plan)
+
+    return meddled
+
+
+def database_error(code: int) -> OperationalError:
+    cause = sqlite3.OperationalError("by the test")
+    cause.sqlite_errorcode = code
+    error = OperationalError("by the test")
+    error.__cause__ = cause
+    return error
+
+
+# --- a life --------------------------------------------------------------------------------
+
+
+def test_it_says_ready_does_what_there_is_and_signs_off(
+    serve: Serve, supervisor: tuple[socket.socket, socket.socket]
+) -> None:
+    for number in range(20):
+        tasks.note.enqueue(number)
+    assert serve() == 0
+    assert supervisor[0].recv(8) == READY
+    assert sorted(tasks.calls) == list(range(20))
+    assert set(states()) == {"succeeded"}
+    (row,) = Worker.objects.all()
+    assert row.stopped_at is not None
+    assert (row.stop_reason, row.name, row.concurrency) == ("stopped", "unit", 2)
+
+
+def test_jobs_that_jobs_enqueue_are_done_before_it_ends(serve: Serve) -> None:
+    tasks.enqueue_note.enqueue("child")
+    assert serve() == 0
+    assert tasks.calls == ["child"]
+
+
+def test_it_claims_no_more_jobs_than_it_may(serve: Serve) -> None:
+    for number in range(5):
+        tasks.note.enqueue(number)
+    assert serve(max_jobs=3, drain=False) == 0
+    assert sorted(tasks.calls) == [0, 1, 2]
+    assert states().count("ready") == 2
+
+
+def test_queues_are_served_in_turn_and_in_the_order_given(serve: Serve) -> None:
+    for queue in ("b", "a", "c"):
+        for number in range(2):
+            tasks.note.using(queue_name=queue).enqueue(f"{queue}{number}")
+    assert serve(queues=("c", "b"), concurrency=1) == 0
+    assert tasks.calls == ["c0", "b0", "c1", "b1"]
+
+
+def test_excluded_queues_are_left_alone(serve: Serve) -> None:
+    tasks.note.using(queue_name="mine").enqueue("mine")
+    tasks.note.using(queue_name="theirs").enqueue("theirs")
+    assert serve(exclude_queues=("theirs",)) == 0
+    assert tasks.calls == ["mine"]
+
+
+# --- told to stop -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [DRAIN, QUIT])
+def test_after_an_order_to_stop_it_claims_nothing(
+    serve: Serve, supervisor: tuple[socket.socket, socket.socket], order: bytes
+) -> None:
+    tasks.note.enqueue("never")
+    supervisor[0].send(order)
+    assert serve(drain=False) == 0
+    assert (states(), tasks.calls) == (["ready"], [])
+
+
+def test_the_end_of_the_supervisor_is_an_order_to_stop(
+    serve: Serve, supervisor: tuple[socket.socket, socket.socket]
+) -> None:
+    tasks.note.enqueue("never")
+    supervisor[0].close()
+    assert serve(drain=False) == 0
+    assert states() == ["ready"]
+
+
+def test_what_does_not_end_in_time_is_handed_back_uncharged(
+    serve: Serve, supervisor: tuple[socket.socket, socket.socket]
+) -> None:
+    tasks.wait.enqueue()
+    stop_when_running(supervisor[0])
+    assert serve(drain=False, shutdown_timeout_seconds=0.05) == 0
+    assert states() == ["ready"]
+    assert Job.objects.get().attempt == 0
+    assert Lease.objects.get().outcome == "released"
+
+
+def test_what_ends_in_time_is_acked(
+    serve: Serve, supervisor: tuple[socket.socket, socket.socket]
+) -> None:
+    tasks.wait.enqueue()
+    stop_when_running(supervisor[0], then=tasks.gate.set)
+    assert serve(drain=False) == 0
+    assert states() == ["succeeded"]
+
+
+def stop_when_running(line: socket.socket, then: Callable[[], None] = lambda: None) -> None:
+    """Order the worker to stop as soon as its job has begun."""
+    from relay_queue.worker.slots import Slots
+
+    begin = Slots.start
+
+    def start(self: Slots, *arguments: Any) -> None:
+        begin(self, *arguments)
+        line.send(DRAIN)
+        then()
+        Slots.start = begin  # type: ignore[method-assign]
+
+    Slots.start = start  # type: ignore[method-assign]
+
+
+# --- a commit fails -----------------------------------------------------------------------------
+
+
+def test_while_the_database_is_busy_outcomes_are_kept(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "tick", failing(sqlite3.SQLITE_BUSY, times=5))
+    tasks.note.enqueue("once")
+    assert serve() == 0
+    assert (states(), tasks.calls) == (["succeeded"], ["once"])
+    assert Lease.objects.get().outcome == "acked"
+
+
+def test_on_a_full_disk_outcomes_are_kept_and_claims_wait(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "tick", failing(sqlite3.SQLITE_FULL))
+    for number in range(3):
+        tasks.note.enqueue(number)
+    assert serve(concurrency=1) == 0
+    assert set(states()) == {"succeeded"}
+    assert sorted(tasks.calls) == [0, 1, 2]
+    assert caplog.text.count("No room for the database") == 1
+
+
+def test_after_an_error_of_the_disk_it_ends_with_a_code_of_its_own(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "tick", failing(sqlite3.SQLITE_IOERR))
+    tasks.note.enqueue("once")
+    assert serve() == EXIT_UNKNOWN
+    assert tasks.calls == ["once"]
+    assert Lease.objects.get().ended_at is None, "the lease decides"
+    assert Worker.objects.get().stopped_at is None
+
+
+def test_nothing_starts_before_its_claim_is_committed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = tick_module._claim
+    failures = [database_error(sqlite3.SQLITE_BUSY)] * 2
+
+    def claim_then_fail(tx: Any, plan: Plan, done: Done) -> None:
+        claim(tx, plan, done)
+        if done.claims and failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(tick_module, "_claim", claim_then_fail)
+    tasks.note.enqueue("once")
+    assert serve() == 0
+    assert not failures, "the claims of two ticks were rolled back"
+    assert tasks.calls == ["once"]
+    assert actions.outcomes(Job.objects.get().pk) == ["acked"]
+
+
+def test_a_job_that_is_cancelled_between_claim_and_ack_stays_cancelled(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cancel(told: Sequence[Settlement]) -> None:
+        if told and states() == ["running"]:
+            actions.cancel(Job.objects.get().pk)
+
+    monkeypatch.setattr(module, "tick", meddling(cancel))
+    tasks.note.enqueue("once")
+    assert serve() == 0
+    lease = Lease.objects.get()
+    assert (states(), lease.outcome) == (["cancelled"], "cancelled")
+    assert (lease.refused_verb, "was refused" in caplog.text) == ("ack", True)

@@ -1,0 +1,136 @@
+"""Housekeeping between ticks: bites of bounded size, and never in anybody's way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from relay_queue import clock as wall_clock
+from relay_queue import store
+from relay_queue.models import Job, QueueMinute, Worker
+from relay_queue.worker import maintenance
+from relay_queue.worker.maintenance import BREATH_SECONDS, INTERVAL_SECONDS, Maintenance
+from tests.store import actions
+from tests.worker.monotonic import Monotonic, stop_time
+
+pytestmark = pytest.mark.django_db
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Monotonic:
+    settings.RELAY = {
+        "RETAIN_SUCCEEDED_SECONDS": DAY,
+        "RETAIN_CANCELLED_SECONDS": 2 * DAY,
+        "RETAIN_DEAD_SECONDS": None,
+    }
+    return stop_time(monkeypatch, maintenance)
+
+
+def finish(count: int, state: str, days_ago: float) -> None:
+    """Make jobs that have finished some days ago."""
+    with wall_clock.use(_ago(days_ago)):
+        for job_id in actions.enqueue_each(count):
+            if state == "cancelled":
+                actions.cancel(job_id)
+                continue
+            held = actions.claim_one()
+            actions.ack(held) if state == "succeeded" else actions.nack(held, fatal=True)
+
+
+def _ago(days: float) -> Any:
+    moment = wall_clock.now() - timedelta(days=days)
+    return lambda: moment
+
+
+def work_through(chores: Maintenance, clock: Monotonic) -> int:
+    """Take bites until the next one is a whole interval away; return how many it took."""
+    bites = 0
+    while bites < 100:
+        clock.now = max(clock.now, chores.next_at)
+        chores.step()
+        bites += 1
+        if chores.next_at - clock.now > 2 * BREATH_SECONDS:
+            return bites
+    raise AssertionError("it never rests")
+
+
+def test_the_first_bite_is_neither_at_once_nor_at_the_same_time_for_all(clock: Monotonic) -> None:
+    times = {Maintenance().next_at - clock.now for _ in range(20)}
+    assert min(times) >= INTERVAL_SECONDS / 2
+    assert len(times) > 10
+    assert not Maintenance().due()
+
+
+def test_finished_jobs_are_kept_as_long_as_the_settings_say(clock: Monotonic) -> None:
+    for state in ("succeeded", "cancelled", "dead"):
+        finish(1, state, days_ago=1.5)
+        finish(1, state, days_ago=2.5)
+    finish(1, "succeeded", days_ago=0.5)
+    work_through(Maintenance(), clock)
+    kept = sorted(Job.objects.values_list("state", flat=True))
+    assert kept == ["cancelled", "dead", "dead", "succeeded"]
+    actions.assert_counters_exact()
+
+
+def test_old_minutes_and_workers_go_too_and_the_young_stay(clock: Monotonic) -> None:
+    for days in (1, 30):
+        with wall_clock.use(_ago(days)):
+            worker_id = actions.register(incarnation=f"{days:032x}")
+            actions.do(store.stop_workers, [worker_id], "stopped")
+            minute = wall_clock.now().replace(second=0, microsecond=0)
+            totals = {("default", minute): store.Totals(claimed=1)}
+            actions.do(store.roll_up, worker_id, totals)
+    work_through(Maintenance(), clock)
+    assert QueueMinute.objects.count() == 1
+    assert [worker.incarnation for worker in Worker.objects.all()] == [f"{1:032x}"]
+
+
+def test_a_lot_is_deleted_in_bites_with_a_breath_between(
+    clock: Monotonic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "BITE_ROWS", 3)
+    finish(10, "succeeded", days_ago=2)
+    chores = Maintenance()
+    sizes = []
+    for _ in range(4):
+        clock.now = chores.next_at
+        before = Job.objects.count()
+        chores.step()
+        sizes.append(before - Job.objects.count())
+        assert chores.next_at - clock.now == pytest.approx(BREATH_SECONDS)
+        assert not chores.due()
+    assert sizes == [3, 3, 3, 1]
+
+
+def test_after_the_last_chore_it_rests_and_then_begins_again(clock: Monotonic) -> None:
+    chores = Maintenance()
+    assert work_through(chores, clock) > 1
+    rest = chores.next_at - clock.now
+    assert 0.75 * INTERVAL_SECONDS <= rest <= 1.25 * INTERVAL_SECONDS
+    finish(1, "succeeded", days_ago=2)
+    work_through(chores, clock)
+    assert not Job.objects.exists()
+
+
+def test_a_database_that_is_busy_is_left_alone_until_the_next_time(
+    clock: Monotonic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(1, "succeeded", days_ago=2)
+    chores = Maintenance()
+    clock.now = chores.next_at
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "prune", _busy)
+        chores.step()
+    assert Job.objects.count() == 1
+    assert chores.next_at - clock.now >= 0.75 * INTERVAL_SECONDS
+    work_through(chores, clock)
+    assert not Job.objects.exists()
+
+
+def _busy(*_: object) -> int:
+    raise OperationalError("database is locked")

@@ -1,0 +1,195 @@
+"""The tick: one transaction in a fixed order, on the real store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from relay_queue import store
+from relay_queue.db.gate import gate_of
+from relay_queue.models import Job, Lease, QueueMinute, Worker
+from relay_queue.store.records import Claim, Settlement
+from relay_queue.worker import tick as module
+from relay_queue.worker.context import JobContext
+from relay_queue.worker.held import Held
+from relay_queue.worker.stats import Stats
+from relay_queue.worker.tick import Plan, tick
+from tests.store import actions
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def worker_id() -> int:
+    return actions.register()
+
+
+def plan(worker_id: int, told: Sequence[Settlement] = (), places: int = 0, **more: Any) -> Plan:
+    """Make a plan for the queue ``default``."""
+    return Plan(worker_id, lambda: told, lambda: places, queues=["default"], **more)
+
+
+def ack(claim: Claim) -> Settlement:
+    return Settlement("ack", claim.lease_id, claim.token, result="null")
+
+
+def held(claim: Claim) -> Held:
+    return Held(claim, JobContext.of(claim), 0.0)
+
+
+def test_outcome_and_next_claim_share_one_commit(worker_id: int) -> None:
+    actions.enqueue_each(2)
+    first = tick(plan(worker_id, places=1)).claims[0]
+    done = tick(plan(worker_id, [ack(first)], places=1))
+    assert [answer.state for answer in done.answers] == ["succeeded"]
+    assert len(done.claims) == done.asked == 1
+    ended = Lease.objects.get(pk=first.lease_id).ended_at
+    assert ended == done.claims[0].acquired_at, "one reading of the clock"
+
+
+def test_the_place_of_a_job_that_is_settled_is_given_on_in_the_same_tick(worker_id: int) -> None:
+    with store.transaction() as tx:
+        store.ensure_queue(tx, "default")
+        store.set_limits(tx, "default", capacity=None, max_running=1)
+    actions.enqueue_each(2)
+    (first,) = tick(plan(worker_id, places=5)).claims
+    assert len(tick(plan(worker_id, [ack(first)], places=5)).claims) == 1
+
+
+def test_settlements_and_places_are_asked_for_when_the_writer_is_won(worker_id: int) -> None:
+    asked = []
+
+    def settlements() -> list[Settlement]:
+        asked.append(("settlements", connection.in_atomic_block))
+        return []
+
+    def places() -> int:
+        asked.append(("places", connection.in_atomic_block))
+        return 0
+
+    tick(Plan(worker_id, settlements, places))
+    assert asked == [("settlements", True), ("places", True)]
+
+
+def test_a_lease_that_was_settled_is_not_renewed_as_well(worker_id: int) -> None:
+    actions.enqueue_each(2)
+    settled, running = tick(plan(worker_id, places=2)).claims
+    done = tick(plan(worker_id, [ack(settled)], renew=[held(settled), held(running)]))
+    assert done.renewed == {running.lease_id}
+    assert done.lost == set()
+
+
+def test_a_lease_that_cannot_be_renewed_is_lost(worker_id: int) -> None:
+    job_id = actions.enqueue()
+    (claim,) = tick(plan(worker_id, places=1)).claims
+    actions.cancel(job_id)
+    done = tick(plan(worker_id, renew=[held(claim)]))
+    assert (done.renewed, done.lost) == (set(), {claim.lease_id})
+
+
+def test_an_expired_lease_is_ended_and_its_job_claimed_in_the_same_tick(worker_id: int) -> None:
+    actions.enqueue()
+    (claim,) = tick(plan(worker_id, places=1)).claims
+    Lease.objects.filter(pk=claim.lease_id).update(expires_at=claim.acquired_at)
+    assert tick(plan(worker_id, places=1, recover_expired=False)).claims == []
+    done = tick(plan(worker_id, places=1))
+    assert [each.lease_id for each in done.recovered] == [claim.lease_id]
+    assert [each.attempt for each in done.claims] == [2]
+
+
+def test_an_outcome_that_comes_in_time_goes_before_the_end_of_its_lease(worker_id: int) -> None:
+    actions.enqueue()
+    (claim,) = tick(plan(worker_id, places=1)).claims
+    done = tick(plan(worker_id, [ack(claim)]))
+    assert (done.answers[0].state, done.recovered) == ("succeeded", [])
+
+
+def test_a_job_that_is_due_is_claimed_in_the_tick_that_wakes_it(worker_id: int) -> None:
+    actions.enqueue()
+    (claim,) = tick(plan(worker_id, places=1)).claims
+    told = Settlement("nack", claim.lease_id, claim.token, delay_seconds=0.0)
+    done = tick(plan(worker_id, [told], places=1))
+    assert done.promoted == 1
+    assert [each.attempt for each in done.claims] == [2]
+
+
+def test_statistics_are_written_only_when_they_are_due(worker_id: int) -> None:
+    stats = Stats()
+    actions.enqueue()
+    done = tick(plan(worker_id, places=1))
+    stats.claimed(done.claims, done.now)
+    tick(plan(worker_id))
+    assert not QueueMinute.objects.exists()
+    before = Worker.objects.get().heartbeat_at
+    tick(plan(worker_id, stats=stats))
+    assert QueueMinute.objects.get().claimed == Worker.objects.get().claimed == 1
+    assert Worker.objects.get().heartbeat_at > before
+
+
+def test_a_tick_that_fails_has_done_nothing(
+    worker_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions.enqueue_each(2)
+    (first,) = tick(plan(worker_id, places=1)).claims
+    before = actions.everything()
+
+    def broken(*_: object) -> None:
+        raise OperationalError("disk I/O error")
+
+    monkeypatch.setattr(store, "heartbeat", broken)
+    with pytest.raises(OperationalError):
+        tick(plan(worker_id, [ack(first)], places=1, stats=Stats()))
+    assert actions.everything() == before
+
+
+def test_an_outcome_that_the_database_refuses_becomes_a_failed_attempt(worker_id: int) -> None:
+    actions.enqueue_each(3)
+    claims = tick(plan(worker_id, places=3)).claims
+    told = [ack(claim) for claim in claims]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TEMP TRIGGER refuse BEFORE UPDATE OF result ON relay_queue_job "
+            f"WHEN new.id = {claims[1].job_id} AND new.result IS NOT NULL "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+    try:
+        done = tick(plan(worker_id, told, places=5, careful=True))
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TRIGGER refuse")
+    assert [answer.state for answer in done.answers] == ["succeeded", "retrying", "succeeded"]
+    assert done.claims == [], "claims never share a replay"
+    failed = Lease.objects.get(pk=claims[1].lease_id)
+    assert (failed.outcome, failed.error) == ("failed", "relay_queue.exceptions.Unstorable")
+    assert "could not be written" in Job.objects.get(pk=claims[1].job_id).last_error
+    actions.assert_counters_exact()
+
+
+def test_a_tick_waits_no_longer_than_a_slice_for_the_writer(
+    worker_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must look after time limits in between, whoever holds the writer."""
+    monkeypatch.setattr(module, "SLICE_SECONDS", 0.05)
+    gate = gate_of(connection)
+    assert gate is not None
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with gate.acquire(10):
+            taken.set()
+            done.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert taken.wait(10)
+        with pytest.raises(OperationalError, match="database is locked"):
+            tick(plan(worker_id))
+    finally:
+        done.set()
+        holder.join()
+    assert tick(plan(worker_id)).claims == []
