@@ -13,7 +13,7 @@ from relay_queue import clock, store
 from relay_queue.models import Job, Worker
 from tests.conftest import wait_until
 from tests.process import chores
-from tests.process.farm import Farm, is_alive
+from tests.process.farm import Farm, is_alive, writer_taken
 
 # Long enough for an order to pass through the supervisor to its workers, in seconds.
 PASS_SECONDS = 0.3
@@ -37,6 +37,24 @@ def test_one_signal_lets_the_running_job_finish_and_claims_nothing_after(
     assert (farm.job(running).state, farm.outcomes(running)) == ("succeeded", ["acked"])
     assert (farm.job(waiting).state, farm.leases(waiting)) == ("ready", [])
     assert set(Worker.objects.values_list("stop_reason", flat=True)) == {"stopped"}
+
+
+def test_workers_that_wait_for_a_locked_database_can_be_stopped(farm: Farm) -> None:
+    with writer_taken(farm):
+        workers = farm.spawn(*farm.command(processes=2))
+        wait_until(lambda: len(farm.pids()) == 3)
+        time.sleep(PASS_SECONDS)
+        workers.terminate()
+        assert workers.wait(10) == 0, farm.log(workers)
+
+
+def test_a_stopping_worker_does_not_wait_for_functions_whose_lease_is_over(farm: Farm) -> None:
+    farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 600
+    workers = farm.work(concurrency=2)
+    stuck = farm.enqueue(chores.wait, farm.file("never"), timeout_seconds=0.1, max_attempts=1)
+    farm.wait_state(stuck, "dead")
+    workers.terminate()
+    assert workers.wait(20) == 0, farm.log(workers)
 
 
 def test_a_second_signal_hands_back_at_once_and_uncharged(farm: Farm) -> None:

@@ -142,3 +142,18 @@ def test_closing_gives_every_descriptor_back_and_leaves_the_line_to_its_owner(
     assert set(os.listdir("/proc/self/fd")) == before
     supervisor.send(DRAIN)
     assert _ends[supervisor.fileno()].recv(8) == DRAIN
+
+
+def test_a_function_that_returns_late_cannot_write_into_a_file_that_got_the_pipes_number(
+    supervisor: socket.socket, tmp_path: Path
+) -> None:
+    waiting = Waiting(_ends[supervisor.fileno()].fileno())
+    before = set(os.listdir("/proc/self/fd"))
+    waiting.close(slots_are_idle=False)
+    files = [(tmp_path / str(number)).open("w+b") for number in range(8)]
+    waiting.wake()
+    assert [os.path.getsize(file.name) for file in files] == [0] * 8
+    for file in files:
+        file.close()
+    waiting.close(slots_are_idle=True)
+    assert set(os.listdir("/proc/self/fd")) < before
