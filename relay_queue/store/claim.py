@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -229,10 +229,7 @@ def _take_alone(
 
 def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
     rows = tx.ids(START, job_ids, tx.now_db)
-    moved: dict[str, int] = defaultdict(int)
-    for row in rows:
-        moved[row[1]] += 1
-    for queue, n in moved.items():
+    for queue, n in Counter(row[1] for row in rows).items():
         tx.move(queue, State.READY, State.RUNNING, n)
     return rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -226,6 +226,9 @@ _Fresh = tuple[int, NewJob, _Place]
 def _insert(tx: Transaction, fresh: Sequence[_Fresh], answers: dict[int, Enqueued]) -> None:
     rows = (_row(job, place[1]) for _, job, place in fresh)
     ids = tx.insert_many(INSERT_JOBS, rows, len(fresh))
-    for (index, job, (state, _tail)), job_id in zip(fresh, ids, strict=True):
-        tx.count(job.terms.queue, state, 1)
-        answers[index] = Enqueued(job_id, True, state, tx.now)
+    now = tx.now
+    for (index, _job, (state, _tail)), job_id in zip(fresh, ids, strict=True):
+        answers[index] = Enqueued(job_id, True, state, now)
+    added = Counter((job.terms.queue, state) for _, job, (state, _) in fresh)
+    for (queue, state), n in added.items():
+        tx.count(queue, state, n)

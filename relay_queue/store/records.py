@@ -102,8 +102,7 @@ class Settlement:
     delay_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """The store's answer to a settlement.
 
     ``reason`` is empty when the settlement stands; else it says why it was refused. ``job_id`` is
@@ -122,8 +121,7 @@ class Settled:
         return not self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(NamedTuple):
     """A lease that was ended for its owner: its job, and the state that the job went to."""
 
     lease_id: int

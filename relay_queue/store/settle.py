@@ -6,6 +6,7 @@ only if that guard matched. What the guard turns away is refused, and written on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -275,14 +276,17 @@ def _succeed(
     for told in acks:
         params += (jobs[told.lease_id], told.result)
     queues = dict(tx.rows(SUCCEED, ACK_CASTS, params, tx.now_db))
+    for queue, n in Counter(queues.values()).items():
+        tx.move(queue, State.RUNNING, State.SUCCEEDED, n)
     placed = {}
     for told in acks:
         job_id = jobs[told.lease_id]
-        if job_id not in queues:
-            placed[told.lease_id] = _not_running(told, job_id)
-            continue
-        tx.move(queues[job_id], State.RUNNING, State.SUCCEEDED)
-        placed[told.lease_id] = Settled(told.lease_id, job_id, queues[job_id], State.SUCCEEDED)
+        queue = queues.get(job_id)
+        placed[told.lease_id] = (
+            _not_running(told, job_id)
+            if queue is None
+            else Settled(told.lease_id, job_id, queue, State.SUCCEEDED)
+        )
     return placed
 
 

@@ -66,7 +66,7 @@ class SQLiteDialect(Dialect):
         """Parse the text that Django's DateTimeField stores."""
         if isinstance(value, datetime):
             return value if value.tzinfo else value.replace(tzinfo=UTC)
-        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        return datetime.fromisoformat(f"{value}+00:00")
 
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
         """Return the VALUES list; SQLite needs no casts."""
