@@ -212,8 +212,8 @@ class RelayBackend(BaseTaskBackend):
 
     def _agree(self, task: AnyTask) -> store.Terms:
         """Return the terms of a task that a worker will find. Raises `UnknownTask` otherwise."""
-        if task.backend != self.alias:
-            self.validate_task(task)
+        if task.backend != self.alias or (self.queues and task.queue_name not in self.queues):
+            self.validate_task(task)  # else its own alias did, when it was made
         resolve(task.module_path, self.alias)
         return store.terms(**self._job_options(task))
 

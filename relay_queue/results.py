@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from relay_queue import conf, payload
 from relay_queue.compat import (
@@ -89,7 +89,7 @@ def stored_result(result_id: str) -> AnyResult:
     if job is None:
         raise TaskResultDoesNotExist(result_id)
     try:
-        task = as_enqueued(job.task, job.backend, job.queue, job.priority)
+        task = as_enqueued(job.task, job.backend, job.queue, job.priority, **_call_options(job))
         args, kwargs = payload.decode(job.payload)
     except (UnknownTask, PayloadError) as error:
         raise TaskResultMismatch(f"job {job.pk} cannot be shown as a result: {error}") from error
@@ -162,8 +162,19 @@ class EnqueuedResults(Sequence[AnyResult]):
         return result
 
 
+def _call_options(job: Job) -> dict[str, Any]:
+    """Return what the call of a job said besides its arguments, as far as the table knows it."""
+    options: dict[str, Any] = {}
+    if job.idempotency_key is not None:
+        options["idempotency_key"] = job.idempotency_key
+    if job.started_at is None and job.available_at > job.created_at:
+        options["run_after"] = job.available_at  # later it is when the next attempt is due
+    return options
+
+
 def _job_id(result_id: str) -> int:
     """Return the job id in a result id; ids of other backends are texts of any kind."""
+    result_id = str(result_id)  # a project may well keep it as a number
     if not (result_id.isascii() and result_id.isdecimal()):
         raise TaskResultDoesNotExist(result_id)
     # Longer numbers are no ids, and Python refuses to read very long ones.

@@ -7,9 +7,11 @@ made with it also runs on backends other than Relay's, which ignore the options.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
@@ -30,6 +32,7 @@ from typing import (
 from django.apps import apps
 from django.conf import ENVIRONMENT_VARIABLE
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
@@ -48,6 +51,9 @@ from relay_queue.exceptions import UnknownTask
 
 if TYPE_CHECKING:
     from relay_queue.worker.context import RelayContext
+
+# Where Django logs what looks like an attack.
+security_logger = logging.getLogger("django.security.UnknownTask")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -212,22 +218,23 @@ def resolve(path: str, backend: str) -> AnyTask:
     module_name, _, name = path.rpartition(".")
     # Not getattr: a module's __getattr__ is code, and would run with whatever name was stored.
     found = vars(_module(path, module_name)).get(name)
+    if found is None:
+        raise UnknownTask(f"{path!r} is nothing, not a task. Was it renamed, moved or removed?")
     if not isinstance(found, Task):
-        kind = "nothing" if found is None else f"a {type(found).__name__}"
-        raise UnknownTask(f"{path!r} is {kind}, not a task. Was it renamed, moved or removed?")
+        raise _suspicion(f"{path!r} is a {type(found).__name__}, not a task.")
     if found.module_path != path:
         raise UnknownTask(f"{path!r} is the task {found.module_path!r} under another name.")
     _require_relay(path, found.backend)
     return found
 
 
-def as_enqueued(path: str, backend: str, queue: str, priority: int) -> AnyTask:
+def as_enqueued(path: str, backend: str, queue: str, priority: int, **more: Any) -> AnyTask:
     """Return the task of a job with the alias, the queue and the priority of that job.
 
-    Raises like `resolve`.
+    ``more`` are further fields of the task. Raises like `resolve`.
     """
     found = resolve(path, backend)
-    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority}
+    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority, **more}
     if all(getattr(found, name) == value for name, value in asked.items()):
         return found
     try:
@@ -250,7 +257,7 @@ def _require_relay(path: str, alias: str) -> None:
 def _module(path: str, name: str) -> ModuleType:
     known = name in sys.modules
     if not known and not any(f"{name}.".startswith(f"{package}.") for package in _packages()):
-        raise UnknownTask(
+        raise _suspicion(
             f"{path!r} is in no installed app and was not imported by the project. "
             "Add its app to INSTALLED_APPS, or import it in the ready() of an app."
         )
@@ -262,6 +269,13 @@ def _module(path: str, name: str) -> ModuleType:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
             raise  # the module is there; something that it imports is not
         raise UnknownTask(f"{path!r} names a module that is not there.") from missing
+
+
+def _suspicion(reason: str) -> UnknownTask:
+    """Return the error for a path that no enqueue of the project would have stored, and log it."""
+    with suppress(Exception):  # a log handler may raise, and must not pass for the task's module
+        security_logger.warning("A path was refused: %s", reason)
+    return UnknownTask(reason)
 
 
 def _packages() -> set[str]:
@@ -276,8 +290,10 @@ def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
 
     Raises ``ValueError`` if that is no task, as the framework does.
     """
-    module_name, _, name = path.rpartition(".")
-    found = getattr(importlib.import_module(module_name), name, None)
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        raise ValueError(f"{path!r} leads nowhere, so it is not a task any more.") from error
     if not isinstance(found, Task):
         raise ValueError(f"{path!r} is of type {type(found).__name__}, not a task.")
     return RelayTask(func=found.func, **options)

@@ -76,7 +76,7 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
             with store.transaction() as tx:
                 batch = siblings.recover(tx)
                 ring_on_commit(conf.get().database)
-            siblings.bury(len(batch))
+            siblings.bury()
             ended += batch
     finally:
         siblings.close()

@@ -15,6 +15,7 @@ import os
 import threading
 import warnings
 from collections import deque
+from math import inf
 from time import monotonic
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +29,17 @@ __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
 # of its thread, an interrupted hand-over). Normal hand-overs wake the waiter at once.
 RECHECK_SECONDS = 0.25
 
+# A process that is stopped while it is next keeps that place, and behind it a free gate is of
+# no use to anybody. So a request that is not met for PATIENCE_SECONDS is overdue, and its
+# waiters look for themselves, past the process that is next. They pause between two looks, so
+# that none of them takes the gate again before the others have had a chance.
+PATIENCE_SECONDS = 0.5
+OVERDUE_RECHECK_SECONDS = 0.05
+
+# For how long a gate that could not be used is left alone. The cause may pass, as when the
+# process had no descriptor to spare.
+DISABLED_SECONDS = 5.0
+
 
 class Gate:
     """The gate of one database file in this process.
@@ -35,16 +47,19 @@ class Gate:
     Inside the process it is idle, *asked for* (a helper thread blocks in ``flock``) or held.
     The helper's request belongs to nobody: when it is met, the next waiter in line gets the
     gate, and if all of them gave up it is let go. So there is never a second request, which
-    on the same descriptor would be granted at once and break the gate.
+    on the same descriptor would be granted at once and break the gate. A waiter may take a
+    free gate although the helper asks for it; the helper then finds out whose it is.
 
-    ``path`` is the gate file. ``enabled`` is False where it cannot be used: no ``flock``, or
-    the file cannot be opened; then every permit is granted at once.
+    ``path`` is the gate file. ``enabled`` is False while it cannot be used: no ``flock``, or
+    the file cannot be opened or locked; then every permit is granted at once. After some
+    seconds it is tried again.
     """
 
     def __init__(self, database: str) -> None:
         self._file = GateFile(database)
         self.path = self._file.path
         self.enabled = SUPPORTED
+        self._disabled_until = inf
         self._reset()
 
     def _reset(self) -> None:
@@ -53,6 +68,7 @@ class Gate:
         self._wanted.acquire()
         self._hold: Hold | None = None
         self._asked = False
+        self._asked_at = 0.0
         self._helper: threading.Thread | None = None
         self._first: deque[Waiter] = deque()
         self._rest: deque[Waiter] = deque()
@@ -62,7 +78,8 @@ class Gate:
     def acquire(self, timeout_seconds: float | None, *, first: bool = False) -> Permit:
         """Wait for the gate and return the permit; raise ``GateTimeout`` when time is up.
 
-        ``None`` waits for ever, ``0`` only tries. Inside the process waiters are served in
+        ``None`` waits for ever, ``0`` only tries. Time is never up at a free gate, unless it
+        goes to an earlier waiter of this process. Inside the process waiters are served in
         order of arrival; ``first`` goes ahead of the others, but not twice in a row. The
         thread that holds the gate already gets a nested permit at once.
         """
@@ -123,13 +140,13 @@ class Gate:
             return False
         return self._try(permit, thread)
 
-    def _try(self, permit: Permit, thread: threading.Thread) -> bool:
-        """Take the lock for ``permit`` if it can be had now."""
+    def _try(self, permit: Permit, thread: threading.Thread, *, ahead: bool = False) -> bool:
+        """Take the lock for ``permit`` if it can be had now; ``ahead`` of who is next."""
         # The hold is noted before the lock is taken: an interrupt in between is then undone by
         # ``_give_up``, and unlocking what was not locked does no harm.
         hold = self._hold = permit._hold = Hold(thread)
         try:
-            locked = self._file.try_lock()
+            locked = self._file.try_lock_ahead() if ahead else self._file.try_lock()
         except OSError as error:
             self._disable(error)
             return True
@@ -141,21 +158,39 @@ class Gate:
 
     def _ask(self) -> None:
         """See to it that the next waiter is served: now if possible, else by the helper."""
-        if self._hold is not None or self._asked:
-            return
-        waiter = self._next()
-        if waiter is None:
-            return
-        if self._try(waiter.permit, waiter.thread):
-            self._line(waiter).remove(waiter)
-            waiter.granted.release()
+        if self._asked or self._hold is not None or self._next() is None or self._serve_next():
             return
         if self._helper is None:
             helper = threading.Thread(target=self._serve, name="writer-gate", daemon=True)
             helper.start()
             self._helper = helper
         self._asked = True
+        self._asked_at = monotonic()
         self._wanted.release()
+
+    def _serve_next(self, *, ahead: bool = False) -> bool:
+        """Give the gate to the next waiter, if there is one and the gate is free."""
+        waiter = self._next()
+        if waiter is None or self._hold is not None:
+            return False
+        if not self._try(waiter.permit, waiter.thread, ahead=ahead):
+            return False
+        if self.enabled:  # else the whole line was let go on
+            self._line(waiter).popleft()
+            waiter.granted.release()
+        return True
+
+    def _look_again(self, last: bool) -> None:
+        """Look whether something was missed; ``last``: before the waiter gives up."""
+        self._release_all_lost()
+        if last or self._overdue():
+            self._serve_next(ahead=True)
+        else:
+            self._ask()
+
+    def _overdue(self) -> bool:
+        """Whether the helper has waited too long. Outlives the calls that wait for it."""
+        return self._asked and monotonic() - self._asked_at > PATIENCE_SECONDS
 
     def _next(self) -> Waiter | None:
         """The next in line. A ``first`` waits one turn after another ``first``."""
@@ -185,30 +220,31 @@ class Gate:
                     self._hand_over()
 
     def _hand_over(self) -> None:
-        """Pass the lock just won to the next waiter, or let it go."""
-        waiter = self._next()
-        if waiter is None:
+        """Pass the lock the helper won to the next waiter, or let it go."""
+        if self._hold is not None:
+            return  # A waiter went ahead. Who is in line behind it is served at its release.
+        if self._next() is None:
             self._file.unlock()
-            return
-        hold = self._hold = waiter.permit._hold = Hold(waiter.thread)
-        self._line(waiter).popleft()
-        self._file.write_holder(waiter.thread.name, hold.since_epoch)
-        waiter.granted.release()
+        # If a waiter went ahead and has let go meanwhile, the helper's lock went with it.
+        # Locking once more tells, and changes nothing where the lock is still ours.
+        elif not self._serve_next(ahead=True):
+            self._ask()
 
     def _wait(self, waiter: Waiter, timeout_seconds: float | None) -> None:
         """Wait for the grant. Runs without the mutex; raises ``GateTimeout``."""
         began = monotonic()
         while waiter.permit._hold is None:
-            pause = RECHECK_SECONDS
+            pause = OVERDUE_RECHECK_SECONDS if self._overdue() else RECHECK_SECONDS
             if timeout_seconds is not None:
-                left = timeout_seconds - (monotonic() - began)
-                if left <= 0:
-                    raise GateTimeout(self.path, monotonic() - began, self.holder())
-                pause = min(pause, left)
-            if not waiter.granted.acquire(timeout=pause):
-                with self._mutex:
-                    self._release_all_lost()
-                    self._ask()
+                pause = min(pause, max(0.0, began + timeout_seconds - monotonic()))
+            if waiter.granted.acquire(timeout=pause):
+                break
+            waited = monotonic() - began
+            last = timeout_seconds is not None and waited >= timeout_seconds
+            with self._mutex:
+                self._look_again(last)
+            if last and waiter.permit._hold is None:
+                raise GateTimeout(self.path, waited, self.holder())
         waiter.permit.waited_seconds = monotonic() - began
 
     def _give_up(self, permit: Permit, waiter: Waiter | None) -> None:
@@ -257,17 +293,22 @@ class Gate:
 
     def _open(self) -> bool:
         """Open the gate file if need be; say whether the gate works."""
-        if self.enabled:
+        if self.enabled or monotonic() >= self._disabled_until:
             try:
                 self._file.open()
+                self.enabled = True
             except OSError as error:
                 self._disable(error)
         return self.enabled
 
     def _disable(self, error: OSError) -> None:
-        """Go on without a gate, and let everybody who waits go on too."""
+        """Go on without a gate for a while, and let everybody who waits go on too."""
         self.enabled = False
-        self._hold = None
+        self._disabled_until = monotonic() + DISABLED_SECONDS
+        if self._hold is not None:
+            # Or else the other processes, whose gate works, would never get it.
+            self._file.unlock()
+            self._hold = None
         for waiter in (*self._first, *self._rest):
             waiter.permit._hold = Hold(waiter.thread)
             waiter.granted.release()

@@ -90,6 +90,10 @@ class GateFile:
         finally:
             fcntl.flock(self._next, fcntl.LOCK_UN)
 
+    def try_lock_ahead(self) -> bool:
+        """Take the gate if it is free, even if somebody waits for it, or if it is ours already."""
+        return _try_flock(self._gate)
+
     def lock(self) -> None:
         """Wait for the gate as long as it takes. Raises ``OSError`` if locks do not work here."""
         fcntl.flock(self._next, fcntl.LOCK_EX)

@@ -22,12 +22,12 @@ PICK = """
 """
 """Find the first ready jobs of one queue: a probe of the ready index."""
 
-START = """
+START = f"""
     UPDATE relay_queue_job
     SET state = 'running', attempt = attempt + 1, started_at = COALESCE(started_at, %s)
-    WHERE id IN ({ids}) AND state = 'ready'
+    WHERE id IN ({{ids}}) AND state = 'ready'
     RETURNING id, queue, backend, task, payload, checksum, idempotency_key, priority, attempt,
-              attempt_base + max_attempts - attempt, losses, lease_seconds, timeout_seconds,
+              attempt_base + max_attempts - attempt, losses >= {SUSPECT_LOSSES}, lease_seconds, timeout_seconds,
               CAST(created_at AS text), CAST(available_at AS text)
 """
 """Move picked jobs to running and charge an attempt."""
@@ -285,7 +285,7 @@ def _claim(
     lease_seconds: float,
     expires_at: datetime,
 ) -> Claim:
-    (job_id, queue, backend, task, payload, _, key, priority, attempt, left, losses) = row[:11]
+    (job_id, queue, backend, task, payload, _, key, priority, attempt, left, suspect) = row[:11]
     (_, timeout_seconds, created, available) = row[11:]
     created_at = tx.dialect.from_db(created)
     ready_at = created_at if available == created else tx.dialect.from_db(available)
@@ -301,7 +301,7 @@ def _claim(
         priority,
         attempt,
         left,
-        losses,
+        bool(suspect),
         lease_seconds,
         None if timeout_seconds is None else float(timeout_seconds),
         created_at,

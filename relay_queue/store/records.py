@@ -49,6 +49,7 @@ class Claim:
     """A job with the lease under which it may run.
 
     ``expires_at`` is the wall clock of the table; the loop keeps its own monotonic deadline.
+    ``suspect`` says that two of its owners in a row died or vanished, and
     ``wait_seconds`` is how long the job was ready before it was claimed.
     """
 
@@ -63,18 +64,13 @@ class Claim:
     priority: int
     attempt: int
     attempts_left: int
-    losses: int
+    suspect: bool
     lease_seconds: float
     timeout_seconds: float | None
     created_at: datetime
     acquired_at: datetime
     expires_at: datetime
     wait_seconds: float
-
-    @property
-    def suspect(self) -> bool:
-        """Whether two of its owners in a row died or vanished."""
-        return self.losses >= SUSPECT_LOSSES
 
 
 # From this many losses in a row a job is held to be the likely cause of its owners' deaths.

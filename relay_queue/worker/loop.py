@@ -100,8 +100,12 @@ class Loop:
                 self._failed(error)
 
     def _turn(self) -> None:
-        self._listen(self.waiting.wait(self._seconds_to_wait()))
-        self._keep_time_limits()
+        woken = self.waiting.wait(self._seconds_to_wait())
+        if woken.drain or woken.quit:
+            self._stop(at_once=woken.quit)
+        self.timers.overslept(woken.late_seconds)
+        self._keep_time_limits()  # before the first read, which may find the database locked
+        self._read(woken)
         if self._has_work():
             self._tick()
         elif self.maintenance.due():
@@ -121,10 +125,8 @@ class Loop:
             dirty=self.stats.dirty,
         )
 
-    def _listen(self, woken: Woken) -> None:
-        if woken.drain or woken.quit:
-            self._stop(at_once=woken.quit)
-        self.timers.overslept(woken.late_seconds)
+    def _read(self, woken: Woken) -> None:
+        """Look, glance or probe, as the bell, the supervisor and the timers ask for."""
         if woken.look:
             self.timers.look_soon()
         self.rung = self.rung or woken.rung  # kept: a look that fails must be tried again
@@ -267,7 +269,7 @@ class Loop:
         for lease_id in done.lost:
             self._lose(lease_id, "the lease had ended when it was to be renewed")
         if plan.dead.probes:
-            plan.dead.bury(done.buried)
+            plan.dead.bury()
         if plan.stats is not None:
             self.stats.written(done.now)
             self.timers.written()

@@ -20,6 +20,7 @@ class DeadSiblings:
     """Workers proven dead, whose locks we hold until their leases have been ended."""
 
     probes: dict[int, Probe] = field(default_factory=dict)
+    left: bool = False
 
     def find(self, database_path: str | None, own_id: int) -> None:
         """Probe all workers that have not been seen to end. Reads only, and needs no gate."""
@@ -38,13 +39,15 @@ class DeadSiblings:
         """End their leases, at most ``BATCH``; mark them as stopped once none is left."""
         dead = list(self.probes)
         ended = store.recover_dead(tx, dead, BATCH, careful=careful)
-        if len(ended) < BATCH:
+        # In a careful tick jobs were condemned, too, and are not among those that ended.
+        self.left = bool(ended) if careful else len(ended) >= BATCH
+        if not self.left:
             store.stop_workers(tx, dead, STOP_REASON)
         return ended
 
-    def bury(self, ended: int) -> None:
-        """Forget them, after the commit of a `recover` that ended ``ended`` leases."""
-        if ended >= BATCH:
+    def bury(self) -> None:
+        """Forget them, after the commit of a `recover` that has left no lease open."""
+        if self.left:
             return
         for probe in self.probes.values():
             with suppress(OSError):  # a file that may not be removed is found dead once more

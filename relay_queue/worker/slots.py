@@ -151,6 +151,7 @@ class Slots:
             return call
         if not call.plan.is_coroutine:
             return conclude(call, call.invoke)
+        self.running[claim.lease_id].thread = None  # from here on no thread is its own
         self._coroutines.run(call, partial(self._conclude_later, call))
         return None
 

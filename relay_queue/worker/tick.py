@@ -53,7 +53,6 @@ class Done:
     renewed: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     recovered: list[Recovered] = field(default_factory=list)
-    buried: int = 0
     promoted: int = 0
     asked: int = 0
     claims: list[Claim] = field(default_factory=list)
@@ -93,7 +92,6 @@ def _renew(tx: store.Transaction, plan: Plan, done: Done) -> None:
 def _recover(tx: store.Transaction, plan: Plan, done: Done) -> None:
     if plan.dead.probes:
         done.recovered = plan.dead.recover(tx, careful=plan.careful)
-        done.buried = len(done.recovered)
     if plan.recover_expired:
         done.recovered += store.recover_expired(tx, careful=plan.careful)
 

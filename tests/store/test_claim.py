@@ -56,7 +56,7 @@ def test_a_claim_carries_what_its_owner_needs_and_opens_one_lease(wall: Wall) ->
     )
     assert json.loads(held.payload) == {"args": [1], "kwargs": {}}
     assert (held.idempotency_key, held.priority, held.timeout_seconds) == ("k", 2, 5.0)
-    assert (held.attempt, held.attempts_left, held.losses) == (1, 3, 0)
+    assert (held.attempt, held.attempts_left, held.suspect) == (1, 3, False)
     assert (held.created_at, held.acquired_at, held.wait_seconds) == (START, wall.now, 2.5)
     assert (held.lease_seconds, held.expires_at) == (60.0, after(62.5))
     lease = read_lease(held.lease_id)

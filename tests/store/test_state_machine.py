@@ -169,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert [held.job_id for held in given] == [job.id for job in dealt]
         for held, job in zip(given, dealt, strict=True):
             self.model.grant(job, held.lease_id, held.token, worker_id)
-            assert (held.attempt, held.losses) == (job.attempt, job.losses)
+            assert (held.attempt, held.suspect) == (job.attempt, job.losses >= 2)
             assert held.attempts_left == job.max_attempts - job.used
         return given
 

@@ -35,7 +35,7 @@ def stored_call(path: str, text: str) -> Claim:
         priority=0,
         attempt=1,
         attempts_left=2,
-        losses=0,
+        suspect=False,
         lease_seconds=60.0,
         timeout_seconds=None,
         created_at=NOON,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay_queue.store.records import SUSPECT_LOSSES, Claim
+from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.held import GRACE_SECONDS, Held, Leases
 from tests import tasks
@@ -82,9 +82,9 @@ def test_a_lease_that_was_dropped_is_neither_renewed_nor_overdue(leases: Leases)
 
 
 def test_jobs_that_cost_two_owners_are_counted_as_suspects(leases: Leases) -> None:
-    grant(leases, losses=SUSPECT_LOSSES - 1)
+    grant(leases, suspect=False)
     assert leases.suspects() == 0
-    suspect = grant(leases, losses=SUSPECT_LOSSES)
+    suspect = grant(leases, suspect=True)
     assert leases.suspects() == 1
     leases.drop(suspect.lease_id)
     assert leases.suspects() == 0

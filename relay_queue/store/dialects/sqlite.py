@@ -48,6 +48,8 @@ class SQLiteDialect(Dialect):
         except GateTimeout as error:
             raise OperationalError(f"database is locked: {error}") from error
         with permit, _immediate(connection):
+            # Hooks of the commit must not run behind a closed gate: they may take long.
+            transaction.on_commit(permit.release, using=connection.alias)
             yield permit.waited_seconds
 
     def now(self, connection: BaseDatabaseWrapper) -> datetime:
