@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import os
+import resource
 import stat
 import threading
 import time
@@ -242,9 +243,49 @@ def test_a_zero_timeout_only_tries(gate: Gate, gate_path: Path) -> None:
 
 def test_a_free_gate_is_left_to_the_process_that_is_next(gate: Gate, gate_path: Path) -> None:
     """A waiter in another process needs a moment to wake up; nobody may overtake it then."""
-    with held_elsewhere(f"{gate_path}-next"), pytest.raises(GateTimeout):
-        gate.acquire(0.05)
+    with held_elsewhere(f"{gate_path}-next"), gate.acquire(20) as permit:
+        assert permit.waited_seconds >= gate_module.PATIENCE_SECONDS
     gate.acquire(20).release()
+
+
+@pytest.mark.parametrize("timeout_seconds", [0, 0.05])
+def test_time_is_never_up_at_a_free_gate(
+    gate: Gate, gate_path: Path, timeout_seconds: float
+) -> None:
+    with held_elsewhere(f"{gate_path}-next"):
+        for _ in range(3):
+            with gate.acquire(timeout_seconds) as permit:
+                assert is_locked(gate_path)
+            assert permit.waited_seconds >= timeout_seconds
+            assert not is_locked(gate_path)
+
+
+def test_a_first_that_waits_in_slices_gets_past_a_line_that_waits_longer(
+    gate: Gate, gate_path: Path
+) -> None:
+    served: list[int] = []
+
+    def enter(number: int) -> None:
+        with gate.acquire(20):
+            served.append(number)
+
+    def slice_succeeds() -> bool:
+        try:
+            gate.acquire(0.25, first=True).release()
+        except GateTimeout:
+            return False
+        return True
+
+    with held_elsewhere(f"{gate_path}-next"):
+        threads = [in_thread(lambda number=number: enter(number)) for number in range(3)]
+        wait_until(lambda: queued(gate) == 3 or served)
+        for _ in range(3):
+            wait_until(slice_succeeds)  # at times a slice is the turn of the others
+        for thread in threads:
+            thread.join()
+    assert sorted(served) == [0, 1, 2]
+    wait_until(lambda: not gate._asked)
+    assert not is_locked(gate_path)
 
 
 def test_the_watchdog_sees_who_holds_the_gate_without_waiting_for_it(gate: Gate) -> None:
@@ -293,7 +334,7 @@ def test_an_abandoned_request_is_adopted_and_not_repeated(
     assert not is_locked(gate_path)
 
 
-def test_an_outstanding_request_is_never_overtaken_on_the_same_descriptor(
+def test_a_request_met_late_opens_the_gate_for_nobody_while_it_is_held(
     gate: Gate, gate_path: Path, monkeypatch
 ) -> None:
     """Both would be granted: threads of a process share the lock."""
@@ -302,10 +343,42 @@ def test_an_outstanding_request_is_never_overtaken_on_the_same_descriptor(
     monkeypatch.setattr(gate._file, "lock", lambda: (go_on.wait(20), lock()))
     with held_elsewhere(gate_path), pytest.raises(GateTimeout):
         gate.acquire(0.01)
-    with pytest.raises(GateTimeout):  # free, but asked for: only the helper may take it now
-        gate.acquire(0.01)
+    permit = gate.acquire(0.01)  # goes ahead of the helper
+    got: list[Permit] = []
+    thread = in_thread(lambda: got.append(gate.acquire(20)))
+    wait_until(lambda: queued(gate) == 1)
     go_on.set()
-    gate.acquire(20).release()
+    wait_until(lambda: not gate._asked)
+    assert queued(gate) == 1
+    assert is_locked(gate_path)
+    permit.release()
+    thread.join()
+    assert is_locked(gate_path)
+    got[0].release()
+    assert not is_locked(gate_path)
+
+
+def test_a_request_whose_lock_is_lost_again_is_repeated(
+    gate: Gate, gate_path: Path, monkeypatch
+) -> None:
+    met, go_on = threading.Event(), threading.Event()
+    lock = gate._file.lock
+    monkeypatch.setattr(gate._file, "lock", lambda: (lock(), met.set(), go_on.wait(20)))
+    with held_elsewhere(gate_path), pytest.raises(GateTimeout):
+        gate.acquire(0.01)
+    assert met.wait(20)
+    gate.acquire(0.01).release()  # goes ahead of the helper, and takes the lock along
+    with held_elsewhere(gate_path):
+        got: list[Permit] = []
+        thread = in_thread(lambda: got.append(gate.acquire(20)))
+        wait_until(lambda: queued(gate) == 1)
+        asked_at = gate._asked_at
+        go_on.set()
+        wait_until(lambda: gate._asked_at != asked_at)
+        assert not got
+    thread.join()
+    assert is_locked(gate_path)
+    got[0].release()
     assert not is_locked(gate_path)
 
 
@@ -380,6 +453,62 @@ def test_a_file_that_cannot_be_opened_means_no_gate_and_one_warning(tmp_path: Pa
             assert gate.held_seconds() is None
     assert len(caught) == 1
     assert not gate.enabled
+
+
+def test_a_gate_that_could_not_be_opened_is_tried_again_after_a_while(
+    gate: Gate, gate_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(gate_module, "DISABLED_SECONDS", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # all of them are taken
+    try:
+        with pytest.warns(RuntimeWarning, match="Too many open files") as caught:
+            ungated = gate.acquire(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(caught) == 1
+    assert not gate.enabled
+    with gate.acquire(1):
+        assert gate.enabled
+        assert is_locked(gate_path)
+        ungated.release()  # it never was the gate's
+        assert is_locked(gate_path)
+    assert not is_locked(gate_path)
+
+
+def test_a_broken_gate_is_left_alone_for_a_while(gate: Gate, monkeypatch) -> None:
+    attempts: list[int] = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(gate._file, "try_lock", fail)
+    with pytest.warns(RuntimeWarning, match="no locks available"):
+        gate.acquire(1).release()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gate.acquire(1).release()
+        gate.acquire(1).release()
+    assert len(attempts) == 1
+
+
+def test_locks_that_fail_for_a_waiter_let_the_whole_line_go_on(
+    gate: Gate, gate_path: Path, monkeypatch
+) -> None:
+    def fail() -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(gate_module.warnings, "warn", lambda *args, **kwargs: None)
+    with held_elsewhere(gate_path):
+        threads = [in_thread(lambda: gate.acquire(20).release()) for _ in range(3)]
+        wait_until(lambda: queued(gate) == 3)
+        monkeypatch.setattr(gate._file, "try_lock_ahead", fail)
+        for thread in threads:  # they look for themselves once their request is overdue
+            thread.join()
+    assert not gate.enabled
+    wait_until(lambda: not gate._asked)
+    assert not is_locked(gate_path)
 
 
 def test_waiters_go_on_when_locks_stop_working(gate: Gate, gate_path: Path, monkeypatch) -> None:

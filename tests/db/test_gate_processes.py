@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from relay_queue.db.gate import gate_for
+from relay_queue.db.gate import PATIENCE_SECONDS, GateTimeout, gate_for
 from tests.conftest import wait_until
 from tests.db.conftest import held_elsewhere, is_locked
 
@@ -118,6 +120,126 @@ def test_a_child_forked_during_a_wait_can_use_the_gate(database: Path, gate_path
     os.close(ready)
     os.close(go)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@contextmanager
+def stopped_while_next(database: Path, gate_path: Path) -> Iterator[int]:
+    """Stop a child while it is next at the gate, and nobody has the gate; yield its pid.
+
+    Once it goes on, the child waits its turn, holds the gate once and exits with 0.
+    """
+    gate_path.touch()
+    with held_elsewhere(gate_path):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with gate_for(database).acquire(60):
+                    os._exit(0)
+            finally:
+                os._exit(1)
+
+        def is_stopped_while_next() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitpid(pid, os.WUNTRACED)
+            if is_locked(f"{gate_path}-next"):
+                return True
+            os.kill(pid, signal.SIGCONT)
+            return False
+
+        wait_until(is_stopped_while_next)
+    try:
+        wait_until(lambda: not is_locked(gate_path))
+        assert is_locked(f"{gate_path}-next")
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_process_stopped_while_it_is_next_does_not_shut_the_gate(
+    database: Path, gate_path: Path
+) -> None:
+    gate = gate_for(database)
+    with stopped_while_next(database, gate_path) as pid:
+        for _ in range(5):
+            with gate.acquire(20) as permit:
+                assert is_locked(gate_path)
+            assert permit.waited_seconds < 10
+            assert not is_locked(gate_path)
+        assert is_locked(f"{gate_path}-next")
+        permit = gate.acquire(20)
+    # It goes on while the gate is held, and so does not get it.
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    assert is_locked(gate_path)
+    permit.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    wait_until(lambda: not gate._asked)
+    assert not is_locked(gate_path)
+    assert not is_locked(f"{gate_path}-next")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_nor_does_it_for_one_who_waits_in_slices(
+    database: Path, gate_path: Path, first: bool
+) -> None:
+    gate = gate_for(database)
+    with stopped_while_next(database, gate_path) as pid:
+        for _ in range(5):
+            gate.acquire(0.25, first=first).release()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def enter_alone(database: str, stop) -> None:
+    """Enter the gate from two threads until told to stop; fail if ever somebody else is in."""
+    gate = gate_for(database)
+    inside = f"{database}-inside"
+    failures: list[BaseException] = []
+
+    def enter(timeout_seconds: float, first: bool) -> None:
+        entered = 0
+        try:
+            while not stop.is_set() or not entered:
+                with suppress(GateTimeout), gate.acquire(timeout_seconds, first=first):
+                    os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+                    os.unlink(inside)
+                    entered += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=enter, args=arguments) for arguments in [(0.1, True), (20, False)]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.exit(1 if failures else 0)
+
+
+def test_stopped_processes_come_back_without_two_of_them_at_once_behind_the_gate(
+    database: Path, gate_path: Path
+) -> None:
+    """Whoever is stopped, holder, next or neither, and for however long."""
+    stop = spawn.Event()
+    processes = [spawn.Process(target=enter_alone, args=(str(database), stop)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    try:
+        wait_until(gate_path.exists)
+        for turn in range(12):
+            pid = processes[turn % 3].pid
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.1 if turn % 2 else PATIENCE_SECONDS + 0.1)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.02)
+        stop.set()
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not is_locked(gate_path)
+    assert not is_locked(f"{gate_path}-next")
 
 
 def saturate(database: str, number: int, started, results) -> None:
