@@ -12,6 +12,7 @@ from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from relay_queue.backend import RelayBackend
 from relay_queue.backoff import Backoff
@@ -140,6 +141,17 @@ def test_each_thread_enqueues_with_a_backend_and_a_connection_of_its_own(
 
 async def _enqueue_some(number: int) -> list[Any]:
     return [await tasks.add.aenqueue(number, right=n) for n in range(5)]
+
+
+def test_ten_thousand_calls_of_two_tasks_take_one_transaction_and_few_statements(
+    framework: ModuleType,
+) -> None:
+    calls = [(tasks.add.bind(n), tasks.echo.bind(n))[n % 2] for n in range(10_000)]
+    with CaptureQueriesContext(connection) as queries:
+        results = framework.default_task_backend.enqueue_many(calls)
+    assert len(queries) < 12
+    assert len(set(results.ids)) == Job.objects.count() == 10_000
+    assert (results[9_999].args, results[9_998].task.name) == ([9_999], "add")
 
 
 # --- Options of the alias and checks --------------------------------------------------------

@@ -189,6 +189,16 @@ def test_queue_must_be_admitted_by_the_alias(aliases: Aliases) -> None:
             tasks.add.using(queue_name="typo")
 
 
+def test_queue_is_looked_at_again_when_the_task_is_enqueued(aliases: Aliases) -> None:
+    mail = tasks.add.using(queue_name="mail")
+    with aliases(default={"QUEUES": ["default"]}):
+        with pytest.raises(InvalidTask, match="mail"):
+            mail.enqueue(1)
+        with pytest.raises(InvalidTask, match="mail"):
+            async_to_sync(mail.aenqueue)(1)
+    assert not Job.objects.exists()
+
+
 def test_the_default_queue_is_the_only_one_unless_said(
     settings: Any, framework: ModuleType
 ) -> None:
@@ -214,4 +224,7 @@ def test_pickle_of_what_is_no_task_any_more_is_refused(monkeypatch: pytest.Monke
     pickled = pickle.dumps(tasks.add)
     monkeypatch.setattr(tasks, "add", tasks.plain)
     with pytest.raises(ValueError, match="not a task"):
+        pickle.loads(pickled)
+    monkeypatch.delattr(tasks, "add")
+    with pytest.raises(ValueError, match="not a task any more"):
         pickle.loads(pickled)
