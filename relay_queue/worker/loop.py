@@ -87,7 +87,7 @@ class Loop:
         self._turn_until(self._over)
         if self.exit_code == 0:
             self._leave()
-        self.waiting.close(slots_are_idle=not self.slots.running)
+        self.waiting.close()
         return self.exit_code or 0
 
     def _turn_until(self, over: Callable[[], bool]) -> None:

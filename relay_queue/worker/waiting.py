@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Waiting:
         self._control = socket.socket(fileno=os.dup(control))
         self._control.setblocking(False)
         self._bell: Doorbell | None = None
+        self._waking = threading.Lock()
+        self._closed = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -45,8 +48,11 @@ class Waiting:
 
     def wake(self) -> None:
         """End the sleep; called by slots, from any thread."""
-        with suppress(BlockingIOError):  # a full pipe wakes as well
-            os.write(self._wake_writer, b"!")
+        with self._waking:
+            if self._closed:
+                return
+            with suppress(BlockingIOError):  # a full pipe wakes as well
+                os.write(self._wake_writer, b"!")
 
     def say(self, word: bytes) -> None:
         """Tell the supervisor something; if it is gone, the next sleep finds out."""
@@ -68,15 +74,14 @@ class Waiting:
         woken.late_seconds = time.monotonic() - began - seconds
         return woken
 
-    def close(self, *, slots_are_idle: bool) -> None:
-        """Close everything but the bell, which belongs to the worker's identity.
-
-        While slots still run functions the pipe stays open until the process ends: a function that
-        returns late would else write its wake-up into whatever file has got the number by then.
-        """
+    def close(self) -> None:
+        """Close everything but the bell, which belongs to the worker's identity."""
         self._selector.close()
         self._control.close()
-        if slots_are_idle:
+        # Under the lock of `wake`: a function that returns late would else write its wake-up into
+        # whatever file has got the number by then.
+        with self._waking:
+            self._closed = True
             os.close(self._wake_reader)
             os.close(self._wake_writer)
 

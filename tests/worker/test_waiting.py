@@ -45,7 +45,7 @@ def waiting(supervisor: socket.socket, database: str) -> Iterator[Waiting]:
     waiting = Waiting(_ends[supervisor.fileno()].fileno())
     waiting.listen_to(bell)
     yield waiting
-    waiting.close(slots_are_idle=True)
+    waiting.close()
     bell.close()
 
 
@@ -131,14 +131,14 @@ def test_without_a_bell_orders_and_slots_still_end_the_sleep(supervisor: socket.
     assert waiting.wait(LONG_SECONDS).look
     waiting.wake()
     assert quiet(waiting.wait(LONG_SECONDS))
-    waiting.close(slots_are_idle=True)
+    waiting.close()
 
 
 def test_closing_gives_every_descriptor_back_and_leaves_the_line_to_its_owner(
     supervisor: socket.socket,
 ) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    Waiting(_ends[supervisor.fileno()].fileno()).close(slots_are_idle=True)
+    Waiting(_ends[supervisor.fileno()].fileno()).close()
     assert set(os.listdir("/proc/self/fd")) == before
     supervisor.send(DRAIN)
     assert _ends[supervisor.fileno()].recv(8) == DRAIN
@@ -149,11 +149,10 @@ def test_a_function_that_returns_late_cannot_write_into_a_file_that_got_the_pipe
 ) -> None:
     waiting = Waiting(_ends[supervisor.fileno()].fileno())
     before = set(os.listdir("/proc/self/fd"))
-    waiting.close(slots_are_idle=False)
+    waiting.close()
     files = [(tmp_path / str(number)).open("w+b") for number in range(8)]
     waiting.wake()
     assert [os.path.getsize(file.name) for file in files] == [0] * 8
     for file in files:
         file.close()
-    waiting.close(slots_are_idle=True)
     assert set(os.listdir("/proc/self/fd")) < before
