@@ -6,9 +6,12 @@ caller would enqueue again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
+from time import monotonic
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
@@ -26,8 +29,9 @@ from relay_queue.compat import (
     normalize_json,
     signals,
 )
-from relay_queue.exceptions import ConfigurationError, InvalidJob, PayloadError
+from relay_queue.exceptions import ConfigurationError, InvalidJob, PayloadError, QueueFull
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
+from relay_queue.store.enqueue import WAIT_STEP_SECONDS
 from relay_queue.task import Call, RelayTask, resolve
 from relay_queue.wakeup import ring_on_commit
 
@@ -136,6 +140,29 @@ class RelayBackend(BaseTaskBackend):
         result = new_result(call, self.alias)
         self._when_committed(partial(self._insert, job, result))
         return result
+
+    async def aenqueue(  # type: ignore[override]
+        self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> AnyResult:
+        """Enqueue from a coroutine; see `enqueue`. Waiting for room keeps no thread busy."""
+        wait_seconds = getattr(task, "wait_seconds", None)
+        call: Any = {"args": args, "kwargs": kwargs}
+        if wait_seconds is None or self._rows_in is not None:
+            return await super().aenqueue(task, **call)
+        at_once = replace(task, wait_seconds=None)  # type: ignore[call-arg]
+        deadline, pause = monotonic() + wait_seconds, WAIT_STEP_SECONDS
+        while True:
+            try:
+                result = await super().aenqueue(at_once, **call)
+            except QueueFull:
+                left = deadline - monotonic()
+                if left <= 0 or await sync_to_async(_is_inside_atomic)():
+                    raise
+            else:
+                object.__setattr__(result, "task", task)
+                return result
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 2, 1.0)
 
     def enqueue_many(self, calls: Iterable[Call]) -> EnqueuedResults:
         """Enqueue many calls, ``(task, args, kwargs)`` each, in one transaction: all or none.
@@ -264,6 +291,10 @@ class RelayBackend(BaseTaskBackend):
                 f"its timeout_seconds must be at most {limit:g}; it is {timeout}. Set it lower, or "
                 'raise RELAY["ATOMIC_MAX_SECONDS"].'
             )
+
+
+def _is_inside_atomic() -> bool:
+    return connections[conf.get().database].in_atomic_block
 
 
 def _normalized(

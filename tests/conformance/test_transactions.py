@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 from django.test import TestCase
@@ -161,6 +162,46 @@ def test_counters_follow_a_rollback() -> None:
         with pytest.raises(QueueFull):
             small.enqueue()
     assert small.enqueue().id
+
+
+@pytest.fixture
+def small(transactional_db: None) -> Any:
+    """Return a task on a queue whose only place is taken."""
+    with store.transaction() as tx:
+        store.ensure_queue(tx, "small")
+        store.set_limits(tx, "small", capacity=1, max_running=None)
+    small = tasks.noop.using(queue_name="small")
+    small.enqueue()
+    return small
+
+
+def make_room() -> None:
+    with store.transaction() as tx:
+        store.cancel(tx, list(Job.objects.values_list("pk", flat=True)))
+
+
+def test_waiting_for_room_in_a_coroutine_keeps_no_thread_busy(small: Any) -> None:
+    """The room is made by the very thread that a blocking wait would keep."""
+
+    async def wait_and_make_room() -> Any:
+        waiting = asyncio.ensure_future(small.using(wait_seconds=30).aenqueue())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.2)
+        assert not waiting.done()
+        await sync_to_async(make_room)()
+        return await waiting
+
+    result = async_to_sync(wait_and_make_room)()
+    assert Job.objects.get(pk=result.id).state == "ready"
+    assert result.task.wait_seconds == 30
+
+
+def test_waiting_in_a_coroutine_ends_with_the_refusal(small: Any) -> None:
+    with pytest.raises(QueueFull):
+        async_to_sync(small.using(wait_seconds=0.05).aenqueue)()
+    with transaction.atomic(), pytest.raises(QueueFull):
+        async_to_sync(small.using(wait_seconds=60).aenqueue)()
+    assert Job.objects.count() == 1
 
 
 # --- A queue that is not beside the rows -------------------------------------------------------
