@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.core import checks
@@ -43,6 +43,14 @@ OPTIONS: Final = (*OF_JOBS, "enqueue_on_commit", "max_payload_bytes")
 alias that do not say themselves."""
 
 MIN_PAYLOAD_BYTES: Final = len('{"args":[],"kwargs":{}}')
+
+
+class _Agreed(NamedTuple):
+    """What all calls of one task have in common; agreed on once for a batch."""
+
+    terms: store.Terms
+    idempotency_key: str | None
+    max_payload_bytes: int | None
 
 
 class RelayBackend(BaseTaskBackend):
@@ -220,16 +228,16 @@ class RelayBackend(BaseTaskBackend):
             results.note_enqueued(store.enqueue_many(tx, jobs))
         self.announce(results)
 
-    def _job(self, agreed: store.Terms, call: Call) -> store.NewJob:
+    @staticmethod
+    def _job(agreed: _Agreed, call: Call) -> store.NewJob:
         """Return the job of a call. Raises `PayloadError` if its arguments cannot be stored."""
         task, args, kwargs = call
-        key = getattr(task, "idempotency_key", None)
+        terms, key, limit = agreed
         try:
-            job = store.call(agreed, args, kwargs, key)
+            job = store.call(terms, args, kwargs, key)
         except PayloadError as refusal:
             # The framework also takes text as bytes, and other kinds of sequences and mappings.
-            job = store.call(agreed, *_normalized(args, kwargs, refusal), key)
-        limit = self._option(task, "max_payload_bytes")
+            job = store.call(terms, *_normalized(args, kwargs, refusal), key)
         if limit is not None and len(job.payload) > limit:
             raise PayloadError(
                 f"the arguments of {task.module_path} take {len(job.payload):,} bytes of JSON, and "
@@ -237,12 +245,16 @@ class RelayBackend(BaseTaskBackend):
             )
         return job
 
-    def _agree(self, task: AnyTask) -> store.Terms:
+    def _agree(self, task: AnyTask) -> _Agreed:
         """Return the terms of a task that a worker will find. Raises `UnknownTask` otherwise."""
         if task.backend != self.alias or (self.queues and task.queue_name not in self.queues):
             self.validate_task(task)  # else its own alias did, when it was made
         resolve(task.module_path, self.alias)
-        return store.terms(**self._job_options(task))
+        return _Agreed(
+            store.terms(**self._job_options(task)),
+            getattr(task, "idempotency_key", None),
+            self._option(task, "max_payload_bytes"),
+        )
 
     def _job_options(self, task: AnyTask) -> dict[str, Any]:
         return {
