@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from relay_queue.db.gatefile import SUPPORTED, GateFile, Holder
@@ -370,8 +370,16 @@ def gate_of(connection: Any) -> Gate | None:
     """
     if not SUPPORTED or connection.vendor != "sqlite":
         return None
-    path = _file_of(str(connection.settings_dict["NAME"] or ""))
-    return None if path is None else gate_for(path)
+    name = connection.settings_dict["NAME"]
+    known = connection.__dict__.get("_relay_gate")
+    if known is not None and known[0] is name:
+        return cast(Gate, known[1])
+    path = _file_of(str(name or ""))
+    gate = None if path is None else gate_for(path)
+    if gate is not None and os.path.isabs(str(path)):
+        # Asked for at every write. A relative name means something else after chdir().
+        connection._relay_gate = (name, gate)
+    return gate
 
 
 def _file_of(name: str) -> str | None:

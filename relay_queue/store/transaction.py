@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -136,33 +137,44 @@ class Transaction:
         self._cursor.close()
 
 
-@contextmanager
-def transaction(*, wait_seconds: float | None = None, first: bool = False) -> Iterator[Transaction]:
+class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
     """Open a write transaction on the queue's database, or join the caller's.
 
-    Joined, nothing is locked here and the caller's commit decides: an enqueue inside ``atomic()``
-    lives and dies with the caller's rows. ``wait_seconds`` bounds the wait for the writer, and
-    ``first`` lets a worker's loop pass its own process's other threads. Raises ``OperationalError``
-    if the wait was too long.
+    ``with transaction() as tx:``. Joined, nothing is locked here and the caller's commit decides: an
+    enqueue inside ``atomic()`` lives and dies with the caller's rows. ``wait_seconds`` bounds the
+    wait for the writer, and ``first`` lets a worker's loop pass its own process's other threads.
+    Raises ``OperationalError`` if the wait was too long.
     """
-    connection = connections[conf.get().database]
-    dialect = dialect_for(connection)
-    if connection.in_atomic_block or not connection.get_autocommit():
-        with django_transaction.atomic(using=connection.alias), _run(connection, dialect, 0) as tx:
-            yield tx
-        return
-    with (
-        dialect.outermost(connection, wait_seconds, first=first) as waited,
-        _run(connection, dialect, waited) as tx,
-    ):
-        yield tx
 
+    __slots__ = ("_block", "_tx", "first", "wait_seconds")
 
-@contextmanager
-def _run(connection: BaseDatabaseWrapper, dialect: Dialect, waited: float) -> Iterator[Transaction]:
-    tx = Transaction(connection, dialect, waited)
-    try:
-        yield tx
-        tx.flush()
-    finally:
-        tx.close()
+    def __init__(self, *, wait_seconds: float | None = None, first: bool = False) -> None:
+        self.wait_seconds = wait_seconds
+        self.first = first
+
+    def __enter__(self) -> Transaction:
+        connection = connections[conf.get().database]
+        dialect = dialect_for(connection)
+        self._block: AbstractContextManager[Any]
+        if connection.in_atomic_block or not connection.get_autocommit():
+            self._block = django_transaction.atomic(using=connection.alias)
+        else:
+            self._block = dialect.outermost(connection, self.wait_seconds, first=self.first)
+        waited = self._block.__enter__() or 0.0
+        try:
+            self._tx = Transaction(connection, dialect, waited)
+        except BaseException:
+            self._block.__exit__(*sys.exc_info())
+            raise
+        return self._tx
+
+    def __exit__(self, *exc_info: Any) -> None:
+        try:
+            if exc_info[0] is None:
+                self._tx.flush()
+        except BaseException:
+            exc_info = sys.exc_info()
+            raise
+        finally:
+            self._tx.close()
+            self._block.__exit__(*exc_info)

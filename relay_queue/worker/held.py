@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
@@ -30,12 +31,26 @@ class Held:
         """When half of its length is over."""
         return self.until - self.claim.lease_seconds / 2
 
+    @property
+    def overdue_from(self) -> float:
+        """When its function has run past its time limit and has had time to say so."""
+        deadline = self.context.deadline
+        return inf if deadline is None else deadline + GRACE_SECONDS
+
+    @property
+    def next_event(self) -> float:
+        """When it must be renewed or its function be stopped, whichever is first."""
+        return min(self.renew_from, self.overdue_from)
+
 
 class Leases:
     """All leases of this process that have not been settled."""
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
+        # No lease needs anything before this time. It may be too early, never too late, and spares
+        # a look at every lease at every turn of the loop.
+        self._quiet_until = inf
 
     def __len__(self) -> int:
         return len(self._held)
@@ -48,7 +63,9 @@ class Leases:
 
     def grant(self, claim: Claim, context: JobContext, since: float) -> None:
         """Begin to hold a lease whose granting transaction was wanted at ``since``."""
-        self._held[claim.lease_id] = Held(claim, context, since + claim.lease_seconds)
+        held = Held(claim, context, since + claim.lease_seconds)
+        self._held[claim.lease_id] = held
+        self._quiet_until = min(self._quiet_until, held.next_event)
 
     def drop(self, lease_id: int) -> Held | None:
         """Stop holding a lease: it was settled, or lost."""
@@ -64,6 +81,8 @@ class Leases:
 
     def to_renew(self, now: float) -> list[Held]:
         """Return the leases past half of their life; their neighbours come along in one write."""
+        if now < self._quiet_until:
+            return []
         if not any(held.renew_from <= now for held in self._held.values()):
             return []
         return [h for h in self._held.values() if h.renew_from - h.claim.lease_seconds / 8 <= now]
@@ -76,19 +95,18 @@ class Leases:
 
     def overdue(self, now: float) -> list[Held]:
         """Return the leases whose function has run past its time limit and does not say so."""
-        return [
-            held
-            for held in self._held.values()
-            if held.context.deadline is not None and held.context.deadline + GRACE_SECONDS <= now
-        ]
+        if now < self._quiet_until:
+            return []
+        return [held for held in self._held.values() if held.overdue_from <= now]
 
     def gone(self, now: float) -> list[Held]:
         """Return the leases that ran out before we could renew them."""
+        if now < self._quiet_until:
+            return []
         return [held for held in self._held.values() if held.until <= now]
 
-    def next_event(self) -> float | None:
-        """Return when the next renewal or time limit is, in monotonic seconds."""
-        times = [held.renew_from for held in self._held.values()]
-        deadlines = (held.context.deadline for held in self._held.values())
-        times += [deadline + GRACE_SECONDS for deadline in deadlines if deadline is not None]
-        return min(times, default=None)
+    def next_event(self, now: float) -> float | None:
+        """Return when the next renewal or time limit is, or may be, in monotonic seconds."""
+        if now >= self._quiet_until:
+            self._quiet_until = min((held.next_event for held in self._held.values()), default=inf)
+        return None if self._quiet_until == inf else self._quiet_until

@@ -118,7 +118,7 @@ class Loop:
         if self._wants_tick():
             return self.timers.retry_in()
         return self.timers.seconds_until(
-            self.leases.next_event(),
+            self.leases.next_event(time.monotonic()),
             self.maintenance.next_at,
             self.stop_by,
             self.stuck.given_up_at,
@@ -223,6 +223,7 @@ class Loop:
 
     def _settlements(self) -> Sequence[Settlement]:
         """Collect what is to be settled; kept until a commit, whatever happens to this tick."""
+        self.waiting.forget_wakes()
         self.finished += self.slots.take_finished()
         finished = {f.settlement.lease_id: f for f in self.finished}
         self.told = [told for told in self.told if not said_better(told, finished)]

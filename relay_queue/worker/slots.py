@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from time import monotonic
 
 from relay_queue.store.records import Claim
@@ -22,6 +21,7 @@ from relay_queue.worker import report
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Call, Finished, Outcome, begin, conclude
 from relay_queue.worker.hygiene import clean_connections, close_connections
+from relay_queue.worker.line import Line
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Slots:
         self.concurrency = concurrency
         self.running: dict[int, Running] = {}
         self._on_finished = on_finished
-        self._work: SimpleQueue[tuple[Claim, Step] | None] = SimpleQueue()
+        self._work: Line[tuple[Claim, Step] | None] = Line()
         self._finished: deque[Finished] = deque()
         # Locked while outcomes wait that the loop was told of. A lock, because taking it says
         # whether this thread was the first.
@@ -135,13 +135,15 @@ class Slots:
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             claim, step = work
+            self._tell()  # outcomes that wait must not wait for this job, which may take long
             try:
                 finished = step()
             except BaseException as error:  # noqa: BLE001 - no step raises; if one does, we live
                 finished = Finished(claim, report.describe(claim, error), 0.0)
             clean_connections()
             if finished is not None:
-                self._deliver(finished)
+                self._finished.append(finished)
+            self._tell()
         close_connections()
 
     def _begin(self, claim: Claim, context: JobContext) -> Finished | None:
@@ -159,9 +161,9 @@ class Slots:
         """Hand a coroutine's outcome back to a slot thread; the event loop must not be held up."""
         self._work.put((call.claim, partial(conclude, call, outcome)))
 
-    def _deliver(self, finished: Finished) -> None:
-        self._finished.append(finished)
-        if self._told.acquire(blocking=False):
+    def _tell(self) -> None:
+        """Tell the loop of outcomes, unless this thread takes a job next and can tell of both."""
+        if self._finished and not self._work and self._told.acquire(blocking=False):
             self._on_finished()
 
 

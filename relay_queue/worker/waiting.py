@@ -34,6 +34,8 @@ class Waiting:
         self._bell: Doorbell | None = None
         self._waking = threading.Lock()
         self._closed = False
+        self._asleep = False
+        self._wanted = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -47,7 +49,10 @@ class Waiting:
         self._selector.register(bell, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """End the sleep; called by slots, from any thread."""
+        """End the sleep, if there is one; called by slots, from any thread."""
+        self._wanted = True
+        if not self._asleep:
+            return  # noted; a write to the pipe would cost more than many a function
         with self._waking:
             if self._closed:
                 return
@@ -59,9 +64,17 @@ class Waiting:
         with suppress(OSError):
             self._control.send(word)
 
+    def forget_wakes(self) -> None:
+        """Forget the wakes until now; call it before looking at what they were about."""
+        self._wanted = False
+
     def wait(self, seconds: float) -> Woken:
         """Sleep for at most ``seconds`` and return what ended the sleep."""
         began = time.monotonic()
+        # In this order: whoever wakes notes it first and then sees whether we sleep.
+        self._asleep = True
+        if self._wanted:
+            seconds = 0.0
         woken = Woken()
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._control:
@@ -71,6 +84,7 @@ class Waiting:
             else:
                 with suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
+        self._asleep = self._wanted = False
         woken.late_seconds = time.monotonic() - began - seconds
         return woken
 

@@ -36,7 +36,7 @@ def ids(held: list[Held]) -> list[int]:
 
 def test_a_lease_is_renewed_when_half_of_it_is_over(leases: Leases) -> None:
     claim = grant(leases, lease_seconds=60)
-    assert leases.next_event() == SINCE + 30
+    assert leases.next_event(SINCE) == SINCE + 30
     assert leases.to_renew(SINCE + 29.9) == []
     assert ids(leases.to_renew(SINCE + 30)) == [claim.lease_id]
 
@@ -68,7 +68,7 @@ def test_a_function_is_overdue_at_its_deadline_and_one_without_is_never(leases: 
     limit = SINCE + 5 + GRACE_SECONDS  # a function that heeds its deadline says so itself
     assert leases.overdue(limit - 0.01) == []
     assert ids(leases.overdue(limit)) == [claim.lease_id]
-    assert leases.next_event() == limit
+    assert leases.next_event(SINCE) == limit
 
 
 def test_a_lease_that_was_dropped_is_neither_renewed_nor_overdue(leases: Leases) -> None:
@@ -78,7 +78,7 @@ def test_a_lease_that_was_dropped_is_neither_renewed_nor_overdue(leases: Leases)
     assert dropped.claim is claim
     assert leases.drop(claim.lease_id) is None
     assert leases.overdue(SINCE + 1) == leases.to_renew(SINCE + 999) == leases.gone(SINCE + 999)
-    assert (leases.next_event(), len(leases), leases.ids()) == (None, 0, set())
+    assert (leases.next_event(SINCE + 1_000), len(leases), leases.ids()) == (None, 0, set())
 
 
 def test_jobs_that_cost_two_owners_are_counted_as_suspects(leases: Leases) -> None:

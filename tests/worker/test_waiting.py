@@ -158,11 +158,10 @@ def test_a_function_that_returns_late_cannot_write_into_a_file_that_got_the_pipe
     assert set(os.listdir("/proc/self/fd")) < before
 
 
-@pytest.mark.xfail(reason="no slot runs any more, but one has yet to say so")
 def test_a_slot_whose_outcome_was_taken_before_it_rang_cannot_write_elsewhere(
     supervisor: socket.socket,
 ) -> None:
     waiting = Waiting(_ends[supervisor.fileno()].fileno())
     # A slot puts its outcome down, the loop takes it and leaves, and only then the slot wakes it.
-    waiting.close(slots_are_idle=True)
+    waiting.close()
     waiting.wake()

@@ -11,6 +11,7 @@ from django.db.backends.sqlite3 import base
 from relay_queue.db.gate import GateTimeout, Permit, gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
 from relay_queue.db.sqlite3.cursor import GatedCursor
+from relay_queue.db.sqlite3.immediate import Immediate
 from relay_queue.db.sqlite3.statements import is_read_only
 
 DEFAULT_TIMEOUT_SECONDS = 20.0
@@ -48,7 +49,6 @@ class DatabaseWrapper(base.DatabaseWrapper):
     """
 
     creation_class = DatabaseCreation
-    gates_writes = True  # tells other code of Relay that it need not take the gate itself
     init_commands: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -105,22 +105,34 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     # ---- Permit -----------------------------------------------------------------------
 
-    def take_permit(self) -> None:
-        """Wait for the gate. Raises ``sqlite3.OperationalError`` as SQLite's own lock does."""
+    def take_permit(self, timeout_seconds: float | None = None, *, first: bool = False) -> float:
+        """Wait for the gate, by default as long as the connection waits; return the seconds.
+
+        ``first`` goes ahead of the other threads of this process. Raises
+        ``sqlite3.OperationalError`` as SQLite's own lock does.
+        """
         if self.permit is not None:
-            return
+            return 0.0
         gate = gate_of(self)
         if gate is None:
             self.permit = UNGATED
-            return
+            return 0.0
+        if timeout_seconds is None:
+            timeout_seconds = self.timeout_seconds
         try:
-            self.permit = gate.acquire(self.timeout_seconds)
+            permit = gate.acquire(timeout_seconds, first=first)
         except GateTimeout as timeout:
             error = sqlite3.OperationalError(f"database is locked ({timeout})")
             # So that callers can tell by the code, as with an error of SQLite itself.
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             error.sqlite_errorname = "SQLITE_BUSY"
             raise error from timeout
+        self.permit = permit
+        return permit.waited_seconds
+
+    def immediate(self, timeout_seconds: float | None, *, first: bool = False) -> Immediate:
+        """Return an outermost atomic block that begins as a writer; see `Immediate`."""
+        return Immediate(self, timeout_seconds, first=first)
 
     def drop_permit(self) -> None:
         """Let the gate go, if this connection holds it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -25,32 +25,14 @@ class SQLiteDialect(Dialect):
     skip_locked = ""
     lock_queue = ""
 
-    @contextmanager
     def outermost(
         self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
-    ) -> Iterator[float]:
+    ) -> AbstractContextManager[float]:
         """Win the gate, then BEGIN IMMEDIATE; see `Dialect.outermost`."""
-        connection.ensure_connection()
-        if wait_seconds is None and not first and getattr(connection, "gates_writes", False):
-            # The engine takes its own gate at BEGIN, with its own timeout.
-            with _immediate(connection):
-                yield 0.0
-            return
-        gate = gate_of(connection)
-        if gate is None:
-            with _immediate(connection):
-                yield 0.0
-            return
-        try:
-            permit = gate.acquire(
-                _timeout(connection) if wait_seconds is None else wait_seconds, first=first
-            )
-        except GateTimeout as error:
-            raise OperationalError(f"database is locked: {error}") from error
-        with permit, _immediate(connection):
-            # Hooks of the commit must not run behind a closed gate: they may take long.
-            transaction.on_commit(permit.release, using=connection.alias)
-            yield permit.waited_seconds
+        if hasattr(connection, "immediate"):
+            block: AbstractContextManager[float] = connection.immediate(wait_seconds, first=first)
+            return block
+        return _gated(connection, wait_seconds, first=first)
 
     def now(self, connection: BaseDatabaseWrapper) -> datetime:
         """Read this machine's clock: all users of one SQLite file share it."""
@@ -142,6 +124,28 @@ def _qmark(statement: str) -> str:
 
 def _timeout(connection: BaseDatabaseWrapper) -> float:
     return float(connection.settings_dict["OPTIONS"].get("timeout", 5.0))
+
+
+@contextmanager
+def _gated(
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+) -> Iterator[float]:
+    """Take the gate for Django's own engine, which knows of none."""
+    gate = gate_of(connection)
+    if gate is None:
+        with _immediate(connection):
+            yield 0.0
+        return
+    try:
+        permit = gate.acquire(
+            _timeout(connection) if wait_seconds is None else wait_seconds, first=first
+        )
+    except GateTimeout as error:
+        raise OperationalError(f"database is locked: {error}") from error
+    with permit, _immediate(connection):
+        # Hooks of the commit must not run behind a closed gate: they may take long.
+        transaction.on_commit(permit.release, using=connection.alias)
+        yield permit.waited_seconds
 
 
 @contextmanager
