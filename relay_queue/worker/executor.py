@@ -197,7 +197,9 @@ def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]
             if call.context.timed_out:
                 raise TimedOut("the function ran past its deadline; its writes were rolled back")
             settlement = report.success(call.claim, value)
-            (settled,) = store.settle(tx, [settlement])
+            # Joined, with a clock of its own: the function has taken time, and its lease may be over.
+            with store.transaction() as ending:
+                (settled,) = store.settle(ending, [settlement])
             if not settled.accepted:
                 raise Cancelled(f"the ack was refused and its writes rolled back: {settled.reason}")
         if alone and not committed:

@@ -9,12 +9,22 @@ from __future__ import annotations
 import math
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from relay_queue import conf
 from relay_queue.backoff import MAX_DELAY_SECONDS
-from relay_queue.exceptions import Cancelled, Fatal, InvalidJob, Retry, Snooze, TimedOut
+from relay_queue.compat import normalize_json
+from relay_queue.exceptions import (
+    Cancelled,
+    Fatal,
+    InvalidJob,
+    PayloadError,
+    Retry,
+    Snooze,
+    TimedOut,
+)
 from relay_queue.payload import clean_text, encode_result
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import JobContext
@@ -46,10 +56,22 @@ def success(claim: Claim, value: object) -> Settlement:
     if value is None:
         return Settlement("ack", claim.lease_id, claim.token, "null")
     settings = conf.get()
-    text = encode_result(
-        value, max_bytes=settings.max_result_bytes, max_depth=settings.max_payload_depth
+    encode = partial(
+        encode_result, max_bytes=settings.max_result_bytes, max_depth=settings.max_payload_depth
     )
+    try:
+        text = encode(value)
+    except PayloadError as refused:
+        # What the framework takes besides JSON types: other sequences and mappings, bytes.
+        text = encode(_normal(value, refused))
     return Settlement("ack", claim.lease_id, claim.token, text)
+
+
+def _normal(value: object, refused: PayloadError) -> object:
+    try:
+        return normalize_json(value)
+    except Exception:  # noqa: BLE001 - the value's own code may raise anything
+        raise refused from None
 
 
 def failure(claim: Claim, context: JobContext, rules: Rules, error: BaseException) -> Settlement:

@@ -72,6 +72,11 @@ def test_excluded_queues_are_kept_apart_or_taken_off_the_list(resolve: Any) -> N
     assert both.exclude_queues == ()
 
 
+def test_a_star_is_every_queue(resolve: Any) -> None:
+    options, _ = resolve("--queue-name", "*", "--exclude-queue", "mail")
+    assert (options.queues, options.exclude_queues) == (None, ("mail",))
+
+
 def test_the_names_that_other_queues_use_are_understood(resolve: Any) -> None:
     options, _ = resolve("--queue-name", "mail", "--batch", "--max-tasks", "3", "--interval", "0.5")
     assert (options.queues, options.drain, options.max_jobs) == (("mail",), True, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
@@ -17,9 +18,11 @@ from django.utils import translation
 from relay_queue import store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import TaskResultStatus, signals
+from relay_queue.exceptions import PayloadError
 from relay_queue.models import Job, Lease
 from relay_queue.payload import clean_text
 from relay_queue.store.records import Claim
+from relay_queue.worker import report
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Finished, execute
 from tests import tasks
@@ -445,3 +448,16 @@ def test_failing_commit_hook_does_not_undo_the_success(caplog: pytest.LogCapture
     assert Group.objects.exists()
     assert "commit hook failed" in caplog.text
     assert not connection.in_atomic_block
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [(b"text", '"text"'), ((1, 2), "[1,2]"), (range(2), "[0,1]"), (deque([1]), "[1]")],
+)
+def test_a_result_is_taken_as_the_framework_takes_it(value: Any, stored: str) -> None:
+    assert report.success(claim_of(tasks.noop), value).result == stored
+
+
+def test_a_result_that_the_framework_refuses_too_is_refused_by_its_first_fault() -> None:
+    with pytest.raises(PayloadError, match="result"):
+        report.success(claim_of(tasks.noop), object())

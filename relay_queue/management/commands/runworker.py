@@ -25,6 +25,10 @@ from relay_queue.worker.supervisor import Supervisor
 MAX_NAME_CHARS = 90
 
 
+EVERY_QUEUE = "*"
+"""What people write for all queues, who come from elsewhere."""
+
+
 class Command(BaseCommand):
     """Checks the arguments, says what it will do, and supervises the workers."""
 
@@ -90,7 +94,7 @@ def _add_what_to_run(parser: CommandParser) -> None:
         action="append",
         default=[],
         metavar="NAME[,NAME]",
-        help="Serve these queues only, in turn and in this order. May be repeated.",
+        help="Serve these queues only, in turn and in this order; * is all. May be repeated.",
     )
     parser.add_argument(
         "--exclude-queue",
@@ -199,7 +203,9 @@ def banner(options: WorkerOptions, processes: int, database: str) -> list[str]:
 def _queues(
     given: dict[str, Any], settings: conf.RelaySettings
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    wanted, excluded = (_names(given[key], settings) for key in ("queue", "exclude_queue"))
+    everything = EVERY_QUEUE in _split(given["queue"])
+    wanted = () if everything else _names(given["queue"], settings)
+    excluded = _names(given["exclude_queue"], settings)
     if not wanted:
         return None, excluded
     left = tuple(name for name in wanted if name not in excluded)
@@ -209,10 +215,14 @@ def _queues(
 
 
 def _names(parts: Iterable[str], settings: conf.RelaySettings) -> tuple[str, ...]:
-    names = [name.strip() for part in parts for name in part.split(",")]
+    names = _split(parts)
     for name in names:
         _check_queue(name, settings)
     return tuple(dict.fromkeys(names))
+
+
+def _split(parts: Iterable[str]) -> list[str]:
+    return [name.strip() for part in parts for name in part.split(",")]
 
 
 def _check_queue(name: str, settings: conf.RelaySettings) -> None:
