@@ -25,7 +25,9 @@ class Plan:
     """What one tick is to do.
 
     ``settlements`` is asked again once the writer is won: what finished while the tick waited goes
-    along in the same commit. ``claim`` gives, at that moment, how many places are free.
+    along in the same commit. ``places`` gives, at that moment, how many jobs to claim. ``due`` says
+    that a job may be due or a lease over; most ticks need not ask. ``may_expire`` allows to end
+    leases for being over.
     """
 
     worker_id: int
@@ -36,7 +38,8 @@ class Plan:
     lease_seconds: float | None = None
     suspects: int = 1
     renew: Sequence[Held] = ()
-    recover_expired: bool = True
+    due: bool = True
+    may_expire: bool = True
     dead: DeadSiblings = field(default_factory=DeadSiblings)
     stats: Stats | None = None
     careful: bool = False
@@ -71,7 +74,8 @@ def tick(plan: Plan) -> Done:
         done.answers = settle(tx, done.settlements)
         _renew(tx, plan, done)
         _recover(tx, plan, done)
-        done.promoted = sum(store.promote(tx).values())
+        if plan.due:
+            done.promoted = sum(store.promote(tx).values())
         _claim(tx, plan, done)
         if plan.stats is not None:
             store.roll_up(tx, plan.worker_id, plan.stats.minutes)
@@ -92,7 +96,7 @@ def _renew(tx: store.Transaction, plan: Plan, done: Done) -> None:
 def _recover(tx: store.Transaction, plan: Plan, done: Done) -> None:
     if plan.dead.probes:
         done.recovered = plan.dead.recover(tx, careful=plan.careful)
-    if plan.recover_expired:
+    if plan.due and plan.may_expire:
         done.recovered += store.recover_expired(tx, careful=plan.careful)
 
 

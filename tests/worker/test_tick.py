@@ -95,7 +95,7 @@ def test_an_expired_lease_is_ended_and_its_job_claimed_in_the_same_tick(worker_i
     actions.enqueue()
     (claim,) = tick(plan(worker_id, places=1)).claims
     Lease.objects.filter(pk=claim.lease_id).update(expires_at=claim.acquired_at)
-    assert tick(plan(worker_id, places=1, recover_expired=False)).claims == []
+    assert tick(plan(worker_id, places=1, may_expire=False)).claims == []
     done = tick(plan(worker_id, places=1))
     assert [each.lease_id for each in done.recovered] == [claim.lease_id]
     assert [each.attempt for each in done.claims] == [2]
