@@ -173,7 +173,7 @@ def test_a_process_stopped_while_it_is_next_does_not_shut_the_gate(
     permit.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     wait_until(lambda: not gate._asked)
-    assert not is_locked(gate_path)
+    wait_until(lambda: not is_locked(gate_path))
     assert not is_locked(f"{gate_path}-next")
 
 

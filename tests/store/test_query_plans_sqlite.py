@@ -210,7 +210,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     "RENEW": (_renew, "WITH owner", (), ROWID),
     "FIND_EXPIRED": (
         _recover_expired,
-        "SELECT id FROM relay_queue_lease",
+        "SELECT id, job_id FROM relay_queue_lease",
         (),
         "relay_lease_expiry",
     ),
@@ -222,7 +222,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     ),
     "FIND_OF_WORKERS": (
         _recover_dead,
-        "SELECT id FROM relay_queue_lease",
+        "SELECT id, job_id FROM relay_queue_lease",
         (),
         "relay_lease_expiry|relay_lease_one_open",
     ),
