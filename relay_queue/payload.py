@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NoReturn
 from zlib import crc32
 
@@ -114,7 +115,7 @@ def decode(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 def checksum(queue: str, backend: str, task: str, payload: str, key: str | None) -> int:
     """Return the CRC-32 (unsigned) over the fields of a job that never change."""
-    return crc32(_signed_bytes(queue, backend, task, payload, key))
+    return crc32(_signed_tail(payload, key), _head_crc(queue, backend, task))
 
 
 def clean_text(text: object, max_chars: int) -> str:
@@ -288,11 +289,21 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _signed_bytes(queue: str, backend: str, task: str, payload: str, key: str | None) -> bytes:
+def _signed_head(queue: str, backend: str, task: str) -> bytes:
     """Return an unambiguous encoding: lengths stand before texts, so no two jobs share one."""
-    head = f"{len(queue)}:{queue}{len(backend)}:{backend}{len(task)}:{task}{len(payload)}:{payload}"
+    head = f"{len(queue)}:{queue}{len(backend)}:{backend}{len(task)}:{task}"
+    return head.encode("utf-8", "surrogatepass")
+
+
+def _signed_tail(payload: str, key: str | None) -> bytes:
     tail = "-" if key is None else f"{len(key)}:{key}"
-    return (head + tail).encode("utf-8", "surrogatepass")
+    return f"{len(payload)}:{payload}{tail}".encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=1024)
+def _head_crc(queue: str, backend: str, task: str) -> int:
+    """Return the checksum so far; a project has few of these and many jobs of each."""
+    return crc32(_signed_head(queue, backend, task))
 
 
 def _as_string(text: object) -> str:

@@ -96,11 +96,6 @@ def look() -> Look:
     )
 
 
-def glance() -> tuple[set[str], datetime | None]:
-    """Return the queues that have ready jobs, and when the next waiting job is due."""
-    return ready_queues(), _moment(_fetch(NEXT_DUE))
-
-
 def next_times() -> tuple[datetime | None, datetime | None]:
     """Return when the next waiting job is due, and when the next open lease runs out."""
     return _moment(_fetch(NEXT_DUE)), _moment(_fetch(NEXT_EXPIRY))

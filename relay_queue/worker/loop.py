@@ -139,14 +139,15 @@ class Loop:
 
     def _glance(self) -> None:
         """What a ring can mean, in as few reads as possible: the way of a job to its function."""
-        ready, next_due_at = store.inspect.glance()
+        ready = store.inspect.ready_queues()
         if ready - self.known:
             self._look()  # a queue that was not there before
             return
         self.rung = False
-        self.timers.plan(next_due_at, None, clock.now())
         if not ready.isdisjoint(self.queues):
-            self.pace.more = True
+            self.pace.more = True  # when the next job is due can wait for the next probe
+        else:
+            self.timers.plan(*store.inspect.next_times(), clock.now())
         self._check_leases()
 
     def _look(self) -> None:
