@@ -152,17 +152,20 @@ def _picks(
     if backends is not None:
         only = f" AND backend IN ({', '.join(['%s'] * len(backends))})"
         params += backends
-    first = min(share, room)
-    found = _probe(tx, only, params, first)
-    yield from found
-    if len(found) < first:
-        return
-    # Past the suspects: a row of them must not hide the innocent jobs behind.
-    seen = {job_id for job_id, _ in found}
+    seen: set[int] = set()
+    # A fair share, then all there is room for, then past the suspects among them: a row of those
+    # must not hide the innocent jobs behind.
     innocent = f"{only} AND losses < {SUSPECT_LOSSES}"
-    for pick in _probe(tx, innocent, params, room + len(seen)):
-        if pick[0] not in seen:
-            yield pick
+    for where, wanted in ((only, min(share, room)), (only, room), (innocent, 2 * room)):
+        if wanted <= len(seen):
+            continue
+        found = _probe(tx, where, params, wanted)
+        for pick in found:
+            if pick[0] not in seen:
+                seen.add(pick[0])
+                yield pick
+        if len(found) < wanted:
+            return
 
 
 def _probe(tx: Transaction, only: str, params: Sequence[Any], limit: int) -> list[_Pick]:

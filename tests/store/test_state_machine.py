@@ -162,19 +162,12 @@ class StoreMachine(RuleBasedStateMachine):
         worker_id = self.workers[owner]
         dealt = self.model.deal(ring, limit, suspects)
         given = store.claim(tx, worker_id=worker_id, queues=ring, limit=limit, suspects=suspects)
-        if self._two_suspects(ring):
-            # The store may leave the place of a skipped suspect empty until the next claim.
-            ids = [job.id for job in dealt]
-            dealt = [self.model.jobs[i] for i in ids if i in {held.job_id for held in given}]
         assert [held.job_id for held in given] == [job.id for job in dealt]
         for held, job in zip(given, dealt, strict=True):
             self.model.grant(job, held.lease_id, held.token, worker_id)
             assert (held.attempt, held.suspect) == (job.attempt, job.losses >= 2)
             assert held.attempts_left == job.max_attempts - job.used
         return given
-
-    def _two_suspects(self, ring: list[str]) -> bool:
-        return all(any(job.suspect for job in self.model.order(queue)) for queue in ring)
 
     @rule(
         target=claims,
