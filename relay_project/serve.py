@@ -212,7 +212,7 @@ class Services:
             if self._signals > passed_on:
                 passed_on = self._signals
                 self._ask_to_stop()
-            time.sleep(POLL_SECONDS / 4)
+            time.sleep(POLL_SECONDS / 4)  # a process group has no descriptor to wait on
         left = self._groups_alive()
         for name in left:
             print(f"The {name} did not stop within {STOP_SECONDS:g} s: killed.", flush=True)

@@ -1,6 +1,8 @@
 """Task functions of the reference project, written the way any project would write its own.
 
 They stand for real work and only take a little time, so that the site can be tried offline.
+
+They sleep where a real function would wait for a mail server, a partner or a processor.
 """
 
 from __future__ import annotations

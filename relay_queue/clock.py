@@ -39,8 +39,3 @@ def use(source: Callable[[], datetime]) -> Iterator[None]:
 def to_microseconds(moment: datetime) -> int:
     """Return whole microseconds since 1970-01-01 UTC. Exact, unlike ``datetime.timestamp``."""
     return (moment - _EPOCH) // _MICROSECOND
-
-
-def from_microseconds(microseconds: int) -> datetime:
-    """Return the aware UTC datetime of whole microseconds since 1970-01-01 UTC."""
-    return _EPOCH + timedelta(microseconds=microseconds)

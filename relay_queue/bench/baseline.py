@@ -213,6 +213,7 @@ def ungated_fairness(path: Path, processes: int, seconds: float, batch: int) -> 
 def _contend(path: Path, begin: float, seconds: float, batch: int, results: Any) -> None:
     with Bare(path) as bare:
         commits = 0
+        # All contenders begin at one moment, or the first to start would look favoured.
         time.sleep(max(0.0, begin - time.monotonic()))
         while time.monotonic() < begin + seconds:
             bare.insert(batch)

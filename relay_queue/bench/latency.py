@@ -52,7 +52,7 @@ def _pick_ups(fleet: scratch.Fleet, samples: int, gap_seconds: float) -> list[fl
         job_id = int(moment.enqueue().id)
         returned[job_id] = time.monotonic_ns()
         scratch.wait_finished(fleet, pause=0.01)
-        time.sleep(gap_seconds)
+        time.sleep(gap_seconds)  # the worker must have gone back to sleep: an idle one is measured
     entered = Job.objects.filter(id__in=returned).order_by("id").values_list("id", "result")
     taken = [(json.loads(result or "0") - returned[job_id]) / 1e6 for job_id, result in entered]
     return taken[WARM_UP:]

@@ -41,7 +41,7 @@ def wait_for(what: str, look: Callable[[], T | None], *, seconds: float, pause: 
     while not (found := look()):
         if time.monotonic() > deadline:
             raise BenchError(f"{what} did not happen within {seconds:g} s")
-        time.sleep(pause)
+        time.sleep(pause)  # other processes make it happen; they tell nobody
     return found
 
 

@@ -24,7 +24,7 @@ def write_while(busy: Callable[[], bool]) -> list[float | None]:
             taken.append(timed(_write) * 1000)
         except OperationalError:
             taken.append(None)
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(PAUSE_SECONDS)  # a neighbour that writes now and then, not a fifth worker
     return taken
 
 

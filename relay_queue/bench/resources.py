@@ -46,11 +46,11 @@ def _idle_cpu(run: Run) -> Figure:
     with scratch.Fleet(1, 8) as fleet:
         scratch.enqueue(100)  # a worker that has worked, not one that never started a thread
         scratch.wait_finished(fleet)
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(SETTLE_SECONDS)  # the last statistics are written up to a second later
         run.say(f"watching an idle worker for {seconds:g} s")
         (pid,) = fleet.pids()
         began, before = time.monotonic(), cpu_seconds(pid)
-        time.sleep(seconds)
+        time.sleep(seconds)  # the stretch over which the processor's time is counted
         share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
     return judge("idle_cpu", share * 100, seconds=seconds)
 

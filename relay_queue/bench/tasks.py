@@ -30,4 +30,4 @@ def hold(journal: str) -> None:
         file.write(line)
     end = Path(f"{journal}.end")
     while not end.exists():
-        time.sleep(HOLD_STEP_SECONDS)
+        time.sleep(HOLD_STEP_SECONDS)  # the bench, another process, ends it by making a file

@@ -50,7 +50,6 @@ class Done:
     """What one tick has committed."""
 
     now: datetime
-    waited_seconds: float
     settlements: Sequence[Settlement] = ()
     answers: list[Settled] = field(default_factory=list)
     renewed: set[int] = field(default_factory=set)
@@ -68,7 +67,7 @@ def tick(plan: Plan) -> Done:
     and claim has a savepoint of its own, and the job at fault is taken out.
     """
     with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
-        done = Done(tx.now, tx.waited_seconds)
+        done = Done(tx.now)
         done.settlements = plan.settlements()
         settle = _settle_one_by_one if plan.careful else store.settle
         done.answers = settle(tx, done.settlements)

@@ -5,12 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
+
+from django.db.models import F
 
 from relay_queue import store
 from relay_queue.models import Job, Lease
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, stopped, writer_taken
+
+
+def wait_until_outlived(count: int) -> None:
+    """Wait until so many leases of one second have been renewed for more than two."""
+
+    def outlived() -> bool:
+        leases = Lease.objects.filter(renewed_at__gt=F("acquired_at") + timedelta(seconds=2))
+        return leases.count() == count
+
+    wait_until(outlived, message="the leases are renewed again and again")
 
 
 def test_a_job_longer_than_many_leases_runs_once(farm: Farm) -> None:
@@ -27,7 +40,7 @@ def test_a_coroutine_longer_than_many_leases_runs_once(farm: Farm) -> None:
     farm.work(lease=1, processes=2)
     job = farm.enqueue(chores.wait_asynchronously, farm.file("go"))
     farm.wait_runs(job)
-    time.sleep(2.5)
+    wait_until_outlived(1)
     farm.make("go")
     assert farm.wait_state(job, "succeeded").attempt == 1
     assert farm.outcomes(job) == ["acked"]
@@ -37,7 +50,7 @@ def test_many_leases_are_renewed_together(farm: Farm) -> None:
     farm.work(lease=1, concurrency=16)
     jobs = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(16)]
     wait_until(lambda: len(farm.runs(word="began")) == 16)
-    time.sleep(2.5)
+    wait_until_outlived(16)
     farm.make("go")
     farm.wait_finished()
     assert {outcome for job in jobs for outcome in farm.outcomes(job)} == {"acked"}

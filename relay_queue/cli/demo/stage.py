@@ -74,7 +74,7 @@ class Stage:
             if time.monotonic() > end:
                 raise NotObserved(f"{what}: it did not happen in time")
             self.screen.pulse(counts)
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # the audience sees each step, and the tables tell nobody
         return value
 
     def _heed(self) -> None:
@@ -110,7 +110,7 @@ class Stage:
                     return
             except OperationalError:
                 os.kill(pid, signal.SIGCONT)
-                time.sleep(POLL_SECONDS)
+                time.sleep(POLL_SECONDS)  # time for the process to let the writer go
         raise NotObserved(f"process {pid} never let the writer go")
 
 
