@@ -49,6 +49,11 @@ class ReadingAdmin(ModelAdmin):
     # A click on a heading would sort the whole table by a column without an index.
     sortable_by = ()
 
+    class Media:
+        """The look that all pages share."""
+
+        css = {"all": ["relay_queue/tokens.css"]}
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read from the database of the queue."""
         return super().get_queryset(request).using(conf.get().database)
