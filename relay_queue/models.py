@@ -41,6 +41,12 @@ class Queue(models.Model):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         ordering = ["name"]
+        # Rows are written by the store alone: there is nothing to add, change or delete by hand.
+        default_permissions = ("view",)
+        permissions = [
+            ("pause_queue", "Can pause and resume queue"),
+            ("limit_queue", "Can set the limits of queue"),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -97,6 +103,18 @@ class Job(models.Model):
     class Meta:
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
+        default_permissions = ("view",)
+        permissions = [
+            ("view_dashboard", "Can view the dashboard of the queues"),
+            ("view_payload", "Can view arguments and result of job"),
+            ("retry_job", "Can retry job now"),
+            ("requeue_job", "Can retry job with fresh attempts"),
+            ("run_job", "Can run scheduled job now"),
+            ("cancel_job", "Can cancel job"),
+            ("discard_job", "Can discard dead job"),
+            ("release_job", "Can release the lease of job"),
+            ("prioritise_job", "Can change the priority of job"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["queue", "idempotency_key"],
@@ -138,6 +156,13 @@ class Job(models.Model):
         return f"job {self.pk} {self.task}"
 
 
+class WorkerOrder(models.TextChoices):
+    """What an operator has told a worker process; without an order it serves."""
+
+    QUIET = "quiet", _("Claim nothing more, and stay")
+    STOP = "stop", _("Finish what runs, and end")
+
+
 class Worker(models.Model):
     """A worker process, from its start until its row is pruned."""
 
@@ -155,6 +180,10 @@ class Worker(models.Model):
     heartbeat_at = models.DateTimeField(_("heartbeat at"))
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     stop_reason = models.CharField(_("stop reason"), max_length=200, default="", blank=True)
+    ordered = models.CharField(
+        _("ordered"), max_length=5, choices=WorkerOrder.choices, default="", blank=True
+    )
+    ordered_at = models.DateTimeField(_("ordered at"), null=True, blank=True)
     claimed = models.BigIntegerField(_("claimed"), default=0)
     succeeded = models.BigIntegerField(_("succeeded"), default=0)
     failed = models.BigIntegerField(_("failed"), default=0)
@@ -163,6 +192,8 @@ class Worker(models.Model):
     class Meta:
         verbose_name = _("worker")
         verbose_name_plural = _("workers")
+        default_permissions = ("view",)
+        permissions = [("stop_worker", "Can quiet and stop worker")]
         indexes = [
             models.Index(
                 fields=["heartbeat_at"],
@@ -214,6 +245,7 @@ class Lease(models.Model):
     class Meta:
         verbose_name = _("lease")
         verbose_name_plural = _("leases")
+        default_permissions = ("view",)
         constraints = [
             models.UniqueConstraint(
                 fields=["job"], condition=Q(ended_at__isnull=True), name="relay_lease_one_open"
@@ -272,3 +304,37 @@ class QueueMinute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue} {self.minute:%Y-%m-%d %H:%M}"
+
+
+class BulkAct(models.Model):
+    """One act on every job that matched a filter, done in batches by a worker.
+
+    ``position`` is the id of the last job that was dealt with: whoever runs the act next goes on
+    behind it. Jobs above ``upper_id`` came later and are left alone.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    act = models.CharField(_("act"), max_length=20)
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    listing = models.CharField(_("list"), max_length=100)
+    filters = models.TextField(_("filters"), default="", blank=True)
+    upper_id = models.BigIntegerField(_("newest job"))
+    position = models.BigIntegerField(_("position"), default=0)
+    changed = models.BigIntegerField(_("changed"), default=0)
+    skipped = models.BigIntegerField(_("skipped"), default=0)
+    # As text and without a constraint: people may live in another database.
+    user_id = models.CharField(_("user id"), max_length=64)
+    username = models.CharField(_("user"), max_length=255)
+    job_id = models.BigIntegerField(_("job"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"))
+    cancelled_at = models.DateTimeField(_("cancelled at"), null=True, blank=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+    stop_reason = models.CharField(_("stop reason"), max_length=500, default="", blank=True)
+
+    class Meta:
+        verbose_name = _("bulk act")
+        verbose_name_plural = _("bulk acts")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.act} of jobs up to {self.upper_id}"

@@ -13,8 +13,8 @@ from relay_queue.store.transaction import Transaction
 REGISTER = """
     INSERT INTO relay_queue_worker
         (incarnation, name, host, boot_id, pid, lock_device, lock_inode, queues, concurrency,
-         started_at, heartbeat_at, stop_reason, claimed, succeeded, failed, refused)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '', 0, 0, 0, 0)
+         started_at, heartbeat_at, stop_reason, ordered, claimed, succeeded, failed, refused)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '', '', 0, 0, 0, 0)
     RETURNING id
 """
 """Add a worker."""

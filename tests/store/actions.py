@@ -15,13 +15,13 @@ from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 
 from relay_queue import conf, store
-from relay_queue.models import Job, Lease, Queue, QueueCount, QueueMinute, Worker
+from relay_queue.models import BulkAct, Job, Lease, Queue, QueueCount, QueueMinute, Worker
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 TASK = "tests.tasks.anything"
 
 # Children before parents, so that they can be emptied in this order.
-TABLES: tuple[type[Model], ...] = (Lease, Job, QueueCount, Queue, Worker, QueueMinute)
+TABLES: tuple[type[Model], ...] = (Lease, Job, QueueCount, Queue, Worker, QueueMinute, BulkAct)
 
 P = ParamSpec("P")
 T = TypeVar("T")
