@@ -41,6 +41,9 @@ LIVE_WORKERS = """
 """
 """The workers that have not been seen to end, but for one."""
 
+ORDER_OF = "SELECT ordered FROM relay_queue_worker WHERE id = %s"
+"""What an operator has told a worker."""
+
 BUSY_QUEUES = """
     SELECT q.name FROM relay_queue_queue q
     WHERE q.paused_at IS NULL AND COALESCE(q.max_running, 1) > 0 AND (SELECT SUM(c.n) FROM relay_queue_queuecount c WHERE c.queue = q.name
@@ -129,6 +132,12 @@ def open_leases(lease_ids: Collection[int]) -> set[int]:
 def live_workers(but: int) -> list[OtherWorker]:
     """Return the workers that have not been seen to end, but for the one with id ``but``."""
     return [OtherWorker(*row) for row in _fetch(LIVE_WORKERS, [but])]
+
+
+def order_of(worker_id: int) -> str:
+    """Return the order that stands on a worker's row; empty without one."""
+    rows = _fetch(ORDER_OF, [worker_id])
+    return str(rows[0][0]) if rows else ""
 
 
 def _fetch(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from relay_queue.models import WorkerOrder
 from relay_queue.store.transaction import Transaction
 
 REGISTER = """
@@ -32,6 +33,13 @@ STOP = """
     WHERE id IN ({ids}) AND stopped_at IS NULL
 """
 """Say that workers have ended, and why."""
+
+ORDER = """
+    UPDATE relay_queue_worker SET ordered = %s, ordered_at = %s
+    WHERE id IN ({ids}) AND stopped_at IS NULL AND ordered <> 'stop'
+    RETURNING id
+"""
+"""Tell workers something; one that is on its way out cannot be told anything else."""
 
 WRITE_OFF = """
     UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = 'vanished: no heartbeat'
@@ -129,6 +137,20 @@ def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int
         return 0
     statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
     return tx.execute(statement, [tx.now_db, reason[:200], *worker_ids])
+
+
+def order_workers(
+    tx: Transaction, worker_ids: Sequence[int], order: WorkerOrder | None
+) -> list[int]:
+    """Tell workers to be quiet or to stop, or with None to serve again; return who was told.
+
+    They read it within about a second. A worker that has ended, or was told to stop, is passed over.
+    """
+    if not worker_ids:
+        return []
+    statement = ORDER.format(ids=", ".join(["%s"] * len(worker_ids)))
+    told = ("", None) if order is None else (str(order), tx.now_db)
+    return [row[0] for row in tx.fetch(statement, [*told, *worker_ids])]
 
 
 def write_off_workers(tx: Transaction, silent_since: datetime, limit: int = 1000) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from relay_queue.worker.options import READY, WorkerOptions
+from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
 from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
 
 logger = logging.getLogger("relay_queue.supervisor")
@@ -45,6 +45,7 @@ class Child:
     started: float = field(default_factory=time.monotonic)
     ready: float | None = None
     killed: bool = False
+    dismissed: bool = False
 
     def tell(self, order: bytes) -> None:
         """Send one order. A process that is gone, or too full to take it, is left alone.
@@ -56,7 +57,7 @@ class Child:
             self.control.send(order)
 
     def listen(self) -> bool:
-        """Read what the process says; note when it is ready. False once it has hung up."""
+        """Read what the process says; note when it is ready or dismissed. False once it has hung up."""
         try:
             said = self.control.recv(64)
         except BlockingIOError:
@@ -65,6 +66,7 @@ class Child:
             return False
         if READY in said and self.ready is None:
             self.ready = time.monotonic()
+        self.dismissed = self.dismissed or DISMISSED in said
         return bool(said)
 
     def kill(self) -> None:

@@ -8,6 +8,8 @@ import secrets
 import socket
 from dataclasses import dataclass
 
+from django.db import DatabaseError
+
 from relay_queue import conf, store, wakeup
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions
@@ -24,6 +26,16 @@ class Identity:
     database_path: str | None
     lock: LivenessLock | None
     bell: wakeup.Doorbell | None
+
+    def sign_off(self, reason: str, wait_seconds: float) -> bool:
+        """Mark the row as stopped; return whether that was committed."""
+        try:
+            with store.transaction(wait_seconds=wait_seconds, first=True) as tx:
+                store.stop_workers(tx, [self.worker_id], reason)
+        except DatabaseError as error:
+            logger.warning("Could not mark the worker as stopped: %s", error)
+            return False
+        return True
 
     def retire(self, *, keep_lock: bool = False) -> None:
         """Take down the bell, and the lock unless it must prove the death of this process."""

@@ -21,7 +21,8 @@ from relay_queue.worker.executor import Finished
 from relay_queue.worker.held import Leases
 from relay_queue.worker.identity import Identity
 from relay_queue.worker.maintenance import Maintenance
-from relay_queue.worker.options import READY, WorkerOptions
+from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
+from relay_queue.worker.orders import Orders
 from relay_queue.worker.pace import Pace
 from relay_queue.worker.siblings import DeadSiblings
 from relay_queue.worker.slots import Slots
@@ -61,6 +62,7 @@ class Loop:
         self.leases = Leases()
         self.stats = Stats()
         self.dead = DeadSiblings()
+        self.orders = Orders(identity.worker_id)
         self.timers = Timers()
         self.pace = Pace()
         self.maintenance = Maintenance()
@@ -172,6 +174,15 @@ class Loop:
         self.timers.probed()
         self.timers.plan(*store.inspect.next_times(), clock.now())
         self.dead.find(self.identity.database_path, self.identity.worker_id)
+        if self.orders.read():
+            self._obey()
+
+    def _obey(self) -> None:
+        """Do what an operator has ordered since the last probe."""
+        if self.orders.stop:
+            self.waiting.say(DISMISSED)  # before the end, which looks like any other
+            self._stop(at_once=False)
+        self.pace.more = True  # whoever is no longer quiet has claims to catch up with
 
     def _own(self, queues: Iterable[str]) -> list[str]:
         """Return the queues that this worker serves, in the order that it was given."""
@@ -199,7 +210,7 @@ class Loop:
 
     def _places(self) -> int:
         """How many jobs may be claimed now."""
-        if self.stop_by is not None or not self.timers.may_claim():
+        if self.stop_by is not None or self.orders.quiet or not self.timers.may_claim():
             return 0
         free = self.slots.free
         if self.options.max_jobs is not None:
@@ -340,11 +351,9 @@ class Loop:
     # -- the end
 
     def _stop(self, *, at_once: bool) -> None:
-        now = time.monotonic()
-        if at_once:
-            self.stop_by = now
-        elif self.stop_by is None:
-            self.stop_by = now + self.options.shutdown_timeout_seconds
+        if at_once or self.stop_by is None:
+            patience_seconds = 0.0 if at_once else self.options.shutdown_timeout_seconds
+            self.stop_by = time.monotonic() + patience_seconds
 
     def _over(self) -> bool:
         """Decide whether the life of this worker is over; sets the exit code."""
@@ -385,15 +394,7 @@ class Loop:
             time.sleep(self.timers.retry_in())
             self._tick()
         if not (self.told or self.finished):
-            self._sign_off()
+            self.left = self.identity.sign_off(self.orders.stop_reason, LEAVE_SECONDS)
         self._share_work()
         self.dead.close()
         self.slots.close()
-
-    def _sign_off(self) -> None:
-        try:
-            with store.transaction(wait_seconds=LEAVE_SECONDS, first=True) as tx:
-                store.stop_workers(tx, [self.identity.worker_id], "stopped")
-            self.left = True
-        except DatabaseError as error:
-            logger.warning("Could not mark the worker as stopped: %s", error)

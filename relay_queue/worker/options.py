@@ -32,3 +32,4 @@ LOOK = b"l"  # a sibling died: look for dead workers now
 
 # Worker to supervisor.
 READY = b"r"  # recovery has run and claiming has begun
+DISMISSED = b"x"  # an operator has ordered this worker to stop: nobody is to take its place

@@ -56,7 +56,7 @@ class Seat:
     start_at: float = 0.0
     delay_seconds: float = FIRST_DELAY_SECONDS
     failed_starts: int = 0
-    drained: bool = False
+    closed: bool = False
 
     def lose_start(self) -> None:
         """Count a start that never got ready, and plan the next."""
@@ -82,6 +82,8 @@ class Seat:
 
 class Supervisor:
     """Keeps ``processes`` workers running until it is told to stop or they have nothing to do.
+
+    A worker that an operator has dismissed is not replaced; with the last of them it ends.
 
     Use it in the main thread of a process without other threads, children or open connections.
     """
@@ -149,7 +151,7 @@ class Supervisor:
         return [(seat, seat.child) for seat in self._seats if seat.child is not None]
 
     def _vacant(self) -> list[Seat]:
-        return [seat for seat in self._seats if seat.child is None and not seat.drained]
+        return [seat for seat in self._seats if seat.child is None and not seat.closed]
 
     def _wait_seconds(self) -> float | None:
         """Return the time to the next thing to do without being woken, or None for ever."""
@@ -234,8 +236,11 @@ class Supervisor:
             logger.log(
                 logging.ERROR if code else logging.DEBUG, "Worker %s, %s", seat.options.name, end
             )
+        elif child.dismissed:
+            seat.closed = True
+            logger.info("Worker %s, %s, as an operator ordered", seat.options.name, end)
         elif self._options.drain and not code:
-            seat.drained = True
+            seat.closed = True
         elif child.ready is None:
             self._count_lost_start(seat, f"{end} before it was ready")
         elif self._options.max_jobs is not None and not code:

@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from relay_queue import clock, store
-from relay_queue.models import Job, Worker
+from relay_queue.models import Job, Worker, WorkerOrder
+from relay_queue.worker.timers import PROBE_SECONDS
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, is_alive, writer_taken
@@ -182,3 +183,64 @@ def test_queues_are_served_in_turn_and_excluded_ones_not_at_all(farm: Farm) -> N
     late = farm.enqueue(chores.note, queue_name="made later")
     farm.wait_state(late, "succeeded")
     assert farm.leases(jobs["b"]) == []
+
+
+def order(farm: Farm, what: WorkerOrder | None, *names: str) -> list[int]:
+    """Give an order to the workers of these names that have not ended, or to all."""
+    live = Worker.objects.filter(stopped_at=None)
+    ids = list((live.filter(name__in=names) if names else live).values_list("id", flat=True))
+    return farm.do(store.order_workers, ids, what)
+
+
+def test_a_quiet_worker_finishes_what_it_runs_claims_nothing_and_serves_again(farm: Farm) -> None:
+    workers = farm.work()
+    running = farm.enqueue(chores.wait, farm.file("go"))
+    farm.wait_runs(running, word="began")
+    order(farm, WorkerOrder.QUIET)
+    time.sleep(PROBE_SECONDS + PASS_SECONDS)
+    waiting = farm.enqueue(chores.note)
+    farm.make("go")
+    farm.wait_state(running, "succeeded")
+    time.sleep(PASS_SECONDS)
+    assert (farm.job(waiting).state, farm.leases(waiting)) == ("ready", [])
+    assert workers.poll() is None
+    order(farm, None)
+    farm.wait_state(waiting, "succeeded")
+
+
+def test_a_worker_ordered_to_stop_finishes_and_is_not_replaced_but_its_sibling_stays(
+    farm: Farm,
+) -> None:
+    farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 30
+    workers = farm.work("--name=w", concurrency=1, processes=2)
+    running = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(2)]
+    for job_id in running:
+        farm.wait_runs(job_id, word="began")
+    assert len(order(farm, WorkerOrder.STOP, "w-1")) == 1
+    # Nothing takes the first one back any more.
+    assert order(farm, WorkerOrder.QUIET, "w-1") == []
+    time.sleep(PROBE_SECONDS + PASS_SECONDS)
+    assert len(farm.workers()) == 2, "it has jobs to finish"
+    farm.make("go")
+    wait_until(lambda: len(farm.workers()) == 1, message=lambda: farm.log(workers))
+    assert [farm.wait_state(job_id, "succeeded").attempt for job_id in running] == [1, 1]
+    first = Worker.objects.get(name="w-1")
+    assert first.stop_reason == "stopped by an operator"
+    wait_until(lambda: not is_alive(first.pid))
+    assert farm.wait_state(farm.enqueue(chores.note), "succeeded").attempt == 1
+    order(farm, WorkerOrder.STOP)
+    assert workers.wait(20) == 0, farm.log(workers)
+    assert Worker.objects.filter(name__startswith="w-").count() == 2, "none was started anew"
+
+
+def test_an_order_to_a_killed_worker_does_not_bind_the_one_that_replaces_it(farm: Farm) -> None:
+    farm.work()
+    pid = farm.worker()
+    os.kill(pid, signal.SIGSTOP)  # or it would obey before it is killed
+    order(farm, WorkerOrder.STOP)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: farm.workers() not in ([], [pid]), 30, farm.everything)
+    assert farm.wait_state(farm.enqueue(chores.note), "succeeded").attempt == 1
+    dead = Worker.objects.get(pid=pid)
+    wait_until(lambda: Worker.objects.get(pid=pid).stopped_at is not None, 30, farm.everything)
+    assert farm.do(store.order_workers, [dead.pk], WorkerOrder.QUIET) == []

@@ -8,7 +8,8 @@ import pytest
 from django.db import IntegrityError
 
 from relay_queue import store
-from relay_queue.models import QueueMinute, Worker
+from relay_queue.models import QueueMinute, Worker, WorkerOrder
+from relay_queue.store import inspect
 from tests.store.actions import (
     START,
     Wall,
@@ -157,3 +158,30 @@ def test_a_bucket_doubles_the_one_before(seconds: float, expected: int) -> None:
 def test_buckets_never_go_down_as_durations_grow() -> None:
     buckets = [store.bucket(2**n / 1_000_000) for n in range(40)]
     assert buckets == sorted(set(buckets))
+
+
+def test_an_order_stands_on_the_row_until_it_is_taken_back(wall: Wall) -> None:
+    one, other = register(), register()
+    assert inspect.order_of(one) == ""
+    wall.advance(5)
+    assert do(store.order_workers, [one], WorkerOrder.QUIET) == [one]
+    assert (inspect.order_of(one), inspect.order_of(other)) == ("quiet", "")
+    assert rows(Worker).get(pk=one).ordered_at == after(5)
+    assert do(store.order_workers, [one], None) == [one]
+    assert rows(Worker).filter(ordered="", ordered_at=None).count() == 2
+
+
+def test_nothing_takes_back_the_order_to_stop() -> None:
+    one = register()
+    do(store.order_workers, [one], WorkerOrder.STOP)
+    with nothing_written():
+        assert do(store.order_workers, [one], WorkerOrder.QUIET) == []
+        assert do(store.order_workers, [one], None) == []
+
+
+def test_workers_that_have_ended_or_are_unknown_take_no_order() -> None:
+    one, ended = register(), register()
+    do(store.stop_workers, [ended], "stopped")
+    assert do(store.order_workers, [one, ended, 10**9], WorkerOrder.STOP) == [one]
+    assert do(store.order_workers, [], WorkerOrder.STOP) == []
+    assert inspect.order_of(10**9) == ""
