@@ -38,7 +38,18 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "faces",
         frozenset(
-            {"cli", "bench", "management", "admin", "testing", "metrics", "templatetags", "urls"}
+            {
+                "cli",
+                "bench",
+                "drill",
+                "scratch",
+                "management",
+                "admin",
+                "testing",
+                "metrics",
+                "templatetags",
+                "urls",
+            }
         ),
     ),
 )
