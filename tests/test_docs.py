@@ -288,7 +288,7 @@ def test_every_option_of_runworker_is_documented() -> None:
 
 
 def test_every_verb_is_documented() -> None:
-    titles = re.findall(r"^### relay (\w+)$", page("commands.md"), re.MULTILINE)
+    titles = re.findall(r"^### relay ([\w-]+)$", page("commands.md"), re.MULTILINE)
     assert titles == list(base.VERBS)
 
 
@@ -364,7 +364,7 @@ def test_command_lines_are_understood() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_verbs_and_options_in_the_text_exist(path: Path) -> None:
     words = code_words(path.read_text())
-    verbs = {m[1] for word in words if (m := re.match(r"relay (\w+)", word))}
+    verbs = {m[1] for word in words if (m := re.match(r"relay ([\w-]+)", word))}
     assert verbs <= set(base.VERBS)
     known = DJANGO_OPTIONS | options_of(worker_parser())
     known |= {option for verb in base.VERBS for option in options_of(verb_parser(verb))}

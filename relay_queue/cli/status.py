@@ -8,6 +8,7 @@ from typing import Any
 
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
+from relay_queue.models import WorkerOrder
 from relay_queue.states import State
 from relay_queue.store import report
 from relay_queue.store.report import QueueStatus, Status, WorkerStatus
@@ -28,6 +29,9 @@ HEADINGS = {
     State.DEAD: "dead",
     State.CANCELLED: "cancel",
 }
+
+
+_ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +136,7 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
 
 def _worker_state(worker: WorkerStatus) -> str:
     if worker.row.stopped_at is None:
-        return "running"
+        return _ORDERED.get(worker.row.ordered, "running")
     reason = f": {worker.row.stop_reason}" if worker.row.stop_reason else ""
     return f"stopped{reason}"
 
@@ -162,7 +166,7 @@ def _as_data(status: Status) -> dict[str, Any]:
 
 def _worker_as_data(worker: WorkerStatus) -> dict[str, Any]:
     names = ("id", "name", "host", "pid", "concurrency", "started_at", "heartbeat_at")
-    more = ("stopped_at", "stop_reason", "claimed", "succeeded", "failed", "refused")
+    more = ("stopped_at", "stop_reason", "ordered", "claimed", "succeeded", "failed", "refused")
     return {
         **{name: getattr(worker.row, name) for name in names + more},
         "queues": [name for name in worker.row.queues.split(",") if name],
