@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.states import Outcome, State
+from relay_queue.states import NOT_ACKED, Outcome, State
 
 
 class Queue(models.Model):
@@ -269,6 +269,12 @@ class Lease(models.Model):
                 fields=["refused_at"],
                 condition=Q(refused_at__isnull=False),
                 name="relay_lease_refused",
+            ),
+            # Tells every verdict but for the jobs that have just succeeded: an ack never enters it.
+            models.Index(
+                fields=["job", "outcome", "refused_verb"],
+                condition=Q(outcome__in=NOT_ACKED),
+                name="relay_lease_not_acked",
             ),
         ]
 

@@ -12,10 +12,12 @@ from relay_queue.models import WorkerOrder
 from relay_queue.states import State
 from relay_queue.store import report
 from relay_queue.store.report import QueueStatus, Status, WorkerStatus
+from relay_queue.verdict import Verdict
 
 HELP = (
     "Show the jobs of each queue by state, how long the oldest has waited, the limits, the "
-    "workers, the dead letters and the late returns of the last day. Reads counters and indexes "
+    "workers, the dead letters, the late returns of the last day, and the jobs that ran or may have "
+    "run more than once. Reads counters and indexes "
     "only, so it is as fast with a million jobs."
 )
 
@@ -72,6 +74,8 @@ def _show(status: Status, out: Output) -> None:
             "dead letters": status.dead,
             "next due": due and f"{due:%Y-%m-%d %H:%M:%S} ({_until(due, status)})",
             "late returns in the last day": status.refused_last_day,
+            "effect unknown": status.verdicts[Verdict.INTERRUPTED],
+            "ran more than once": status.verdicts[Verdict.RAN_AGAIN],
         }
     )
 
@@ -161,6 +165,7 @@ def _as_data(status: Status) -> dict[str, Any]:
         "dead": status.dead,
         "next_due_at": status.next_due_at,
         "refused_last_day": status.refused_last_day,
+        "verdicts": status.verdicts,
     }
 
 
