@@ -35,7 +35,10 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     # The doorbell knows files and sockets only; the store rings it and the worker listens.
     ("models", frozenset({"models", "migrations", "wakeup"})),
     ("store", frozenset({"store"})),
-    ("runtime", frozenset({"backend", "task", "results", "worker", "compat", "checks", "apps"})),
+    (
+        "runtime",
+        frozenset({"backend", "task", "results", "worker", "compat", "announce", "checks", "apps"}),
+    ),
     (
         "faces",
         frozenset(
