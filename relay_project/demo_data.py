@@ -18,6 +18,7 @@ from relay_queue.models import Job
 from relay_queue.ranking import Priority
 
 READERS = 20
+VISITED_SECONDS = 3_600.0
 MONTHS = 6
 LATE_WIDTH = 2_500
 """Pixels that take longer than the timeout: the result is late and refused."""
@@ -32,6 +33,11 @@ def fill() -> int:
         _that_fail()
         _that_wait()
     return Job.objects.count()
+
+
+def open_doors() -> None:
+    """Let jobs keep coming for a while, so that there is something to watch."""
+    tasks.receive_visitors.using(idempotency_key="visitors").enqueue(VISITED_SECONDS)
 
 
 def _that_succeed() -> None:

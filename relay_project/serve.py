@@ -59,7 +59,7 @@ def main() -> int:
 def prepare() -> str:
     """Migrate, collect static files, and return the administrator's new password.
 
-    A database without any job gets a few dozen, which the worker will run.
+    A database without any job gets a few dozen, which the worker will run, and more for an hour.
     """
     import django
     from django.core.management import call_command
@@ -71,6 +71,7 @@ def prepare() -> str:
     call_command("migrate", verbosity=0, interactive=False)
     call_command("collectstatic", verbosity=0, interactive=False)
     if enqueued := demo_data.fill():
+        demo_data.open_doors()
         print(f"The database is new: {enqueued} jobs were enqueued to look at", flush=True)
     return reset_administrator()
 

@@ -7,6 +7,8 @@ They sleep where a real function would wait for a mail server, a partner or a pr
 
 from __future__ import annotations
 
+import math
+import random
 import time
 
 from relay_queue.backoff import Backoff
@@ -75,3 +77,41 @@ def await_upload(name: str, complete_at: float) -> str:
     if time.time() < complete_at:
         raise Snooze(1.0)
     return f"{name} is complete"
+
+
+@task(takes_context=True, queue_name="default", lease_seconds=30.0)
+def receive_visitors(context: RelayContext, seconds: float) -> int:
+    """Stand for the people who use a site: enqueue a few jobs each second, more at times.
+
+    Returns how many jobs it has enqueued. Cancel it for a quiet site.
+    """
+    chance = random.Random(context.epoch)
+    enqueued = 0
+    started = time.monotonic()
+    while (passed := time.monotonic() - started) < seconds:
+        context.raise_if_cancelled()
+        for _ in range(_visitors(passed, chance)):
+            _serve_visitor(chance)
+            enqueued += 1
+        time.sleep(1.0)
+    return enqueued
+
+
+def _visitors(passed: float, chance: random.Random) -> int:
+    """Return how many come in this second: a slow tide, and now and then a newsletter."""
+    if chance.random() < 1 / 90:
+        return 120
+    tide = 2.2 + 1.8 * math.sin(passed / 240)
+    return int(tide + chance.random())
+
+
+def _serve_visitor(chance: random.Random) -> None:
+    draw = chance.random()
+    if draw < 0.006:
+        send_welcome.enqueue("no-domain")
+    elif draw < 0.6:
+        send_welcome.enqueue(f"reader-{chance.randrange(10_000)}@example.org")
+    elif draw < 0.97:
+        resize_image.enqueue("harbour.jpg", chance.choice((16, 64, 160, 320, 640)))
+    else:
+        call_partner.enqueue(chance.choice(list(KNOWN_PARTNERS)))

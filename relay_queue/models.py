@@ -11,9 +11,10 @@ from operator import or_
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.states import NOT_ACKED, Outcome, State
+from relay_queue.states import INTERRUPTED, Outcome, State
 
 
 class Queue(models.Model):
@@ -163,6 +164,18 @@ class WorkerOrder(models.TextChoices):
     STOP = "stop", _("Finish what runs, and end")
 
 
+class Dashboard(Job):
+    """How all queues stand: a place in the admin, with neither rows nor a table of its own."""
+
+    class Meta:
+        proxy = True
+        # The admin sorts the pages of an application by this name, in every language. The space
+        # puts the dashboard first; a browser does not show it.
+        verbose_name = format_lazy(" {}", _("Dashboard"))
+        verbose_name_plural = format_lazy(" {}", _("Dashboard"))
+        default_permissions = ()
+
+
 class Worker(models.Model):
     """A worker process, from its start until its row is pruned."""
 
@@ -270,11 +283,11 @@ class Lease(models.Model):
                 condition=Q(refused_at__isnull=False),
                 name="relay_lease_refused",
             ),
-            # Tells every verdict but for the jobs that have just succeeded: an ack never enters it.
+            # Attempts of which nobody knows how far they came; there are few.
             models.Index(
-                fields=["job", "outcome", "refused_verb"],
-                condition=Q(outcome__in=NOT_ACKED),
-                name="relay_lease_not_acked",
+                fields=["ended_at"],
+                condition=Q(outcome__in=INTERRUPTED),
+                name="relay_lease_interrupted",
             ),
         ]
 

@@ -28,32 +28,17 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "exceptions",
                 "clock",
                 "signals",
-                "verdict",
             }
         ),
     ),
     # The doorbell knows files and sockets only; the store rings it and the worker listens.
     ("models", frozenset({"models", "migrations", "wakeup"})),
     ("store", frozenset({"store"})),
-    (
-        "runtime",
-        frozenset({"backend", "task", "results", "worker", "compat", "announce", "checks", "apps"}),
-    ),
+    ("runtime", frozenset({"backend", "task", "results", "worker", "compat", "checks", "apps"})),
     (
         "faces",
         frozenset(
-            {
-                "cli",
-                "bench",
-                "drill",
-                "scratch",
-                "management",
-                "admin",
-                "testing",
-                "metrics",
-                "templatetags",
-                "urls",
-            }
+            {"cli", "bench", "management", "admin", "testing", "metrics", "templatetags", "urls"}
         ),
     ),
 )

@@ -239,6 +239,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Dashboard",
+            fields=[],
+            options={
+                "verbose_name": " Dashboard",
+                "verbose_name_plural": " Dashboard",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("relay_queue.job",),
+        ),
+        migrations.CreateModel(
             name="QueueCount",
             fields=[
                 (
@@ -477,23 +490,9 @@ class Migration(migrations.Migration):
                         name="relay_lease_refused",
                     ),
                     models.Index(
-                        condition=models.Q(
-                            (
-                                "outcome__in",
-                                (
-                                    "failed",
-                                    "fatal",
-                                    "timed_out",
-                                    "expired",
-                                    "lost",
-                                    "released",
-                                    "snoozed",
-                                    "cancelled",
-                                ),
-                            )
-                        ),
-                        fields=["job", "outcome", "refused_verb"],
-                        name="relay_lease_not_acked",
+                        condition=models.Q(("outcome__in", ["timed_out", "expired", "lost"])),
+                        fields=["ended_at"],
+                        name="relay_lease_interrupted",
                     ),
                 ],
                 "constraints": [

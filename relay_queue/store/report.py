@@ -1,8 +1,7 @@
 """Report: the read side for people. How the queues stand, and the story of a job.
 
 Queues and workers are read from the counters and by short probes of indexes, so that looking costs
-the same at a million jobs. Verdicts cost what the
-leases cost that were not acked. Only `ledger_totals` reads a whole table.
+the same at a million jobs. Only `ledger_totals` reads a whole table.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from relay_queue import clock, conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease, Queue, Worker
 from relay_queue.states import ANSWERED, UNFINISHED, State
-from relay_queue.store import inspect, verdicts
+from relay_queue.store import inspect
 from relay_queue.store.dialects import dialect_for
-from relay_queue.verdict import Verdict, has_answered, judge
 
 COUNTS = """
     SELECT queue, state, SUM(n) FROM relay_queue_queuecount
@@ -29,11 +27,14 @@ COUNTS = """
 """Read how many jobs each queue has in each state."""
 
 OLDEST_READY = """
-    SELECT min(available_at) FROM
-        (SELECT available_at FROM relay_queue_job WHERE queue = %s AND state = 'ready'
-         ORDER BY rank, id LIMIT %s) AS next_in_line
+    SELECT q.name, (
+        SELECT min(n.available_at) FROM (
+            SELECT j.available_at FROM relay_queue_job j
+            WHERE j.queue = q.name AND j.state = 'ready' ORDER BY j.rank, j.id LIMIT %s) AS n)
+    FROM (SELECT DISTINCT queue AS name FROM relay_queue_queuecount
+          WHERE state = 'ready' AND n > 0) AS q
 """
-"""Find since when the oldest of the jobs next in line has been ready."""
+"""Find since when, in each queue, the oldest of the jobs next in line has been ready."""
 
 OPEN_PER_WORKER = """
     SELECT worker_id, count(*) FROM relay_queue_lease
@@ -53,6 +54,12 @@ LEDGER_TOTALS = """
 LOOKED_AT_FOR_OLDEST: Final = 5_000
 RECENTLY_STOPPED: Final = timedelta(days=1)
 MOST_STOPPED_WORKERS: Final = 10
+
+NEVER_STARTED: Final = "never started"
+RUNNING: Final = "running"
+RAN_ONCE: Final = "ran once"
+RAN_AGAIN: Final = "ran more than once"
+UNKNOWN: Final = "interrupted, effect unknown"
 
 
 @dataclass(slots=True)
@@ -95,7 +102,6 @@ class Status:
     workers: list[WorkerStatus]
     next_due_at: datetime | None
     refused_last_day: int
-    verdicts: dict[Verdict, int]
 
     @property
     def dead(self) -> int:
@@ -117,7 +123,7 @@ class Story:
 
     job: Job
     leases: list[Lease]
-    verdict: Verdict
+    verdict: str
     detail: str
 
 
@@ -130,7 +136,6 @@ def status() -> Status:
         workers=workers(now),
         next_due_at=inspect.look().next_due_at,
         refused_last_day=refused_since(now - timedelta(days=1)),
-        verdicts=verdicts.count(),
     )
 
 
@@ -143,9 +148,9 @@ def queues(now: datetime) -> list[QueueStatus]:
     }
     for queue, state, n in _rows(COUNTS):
         found.setdefault(queue, QueueStatus(queue)).counts[state] = int(n)
-    for name, queue in found.items():
-        if queue.counts.get(State.READY):
-            queue.oldest_wait_seconds = _oldest_wait(name, now)
+    for name, since in _rows(OLDEST_READY, LOOKED_AT_FOR_OLDEST):
+        if since is not None and name in found:
+            found[name].oldest_wait_seconds = _waited(since, now)
     return [found[name] for name in sorted(found)]
 
 
@@ -185,32 +190,32 @@ def story(job_id: int) -> Story:
     leases = list(
         Lease.objects.using(_alias()).filter(job=job_id).select_related("worker").order_by("id")
     )
-    return Story(job, leases, judge(leases), told(leases))
+    return Story(job, leases, *verdict(leases))
 
 
-def told(leases: Sequence[Lease]) -> str:
-    """Say what the verdict on a job rests on, given its leases."""
-    answered = [_named(lease) for lease in leases if lease.outcome and has_answered(lease)]
-    cut_short = [_named(lease) for lease in leases if lease.outcome and not has_answered(lease)]
-    under_way = [str(lease.attempt) for lease in leases if lease.outcome is None]
-    lines = [f"attempts that answered: {', '.join(answered)}"] if answered else []
-    lines += [f"attempts cut short: {', '.join(cut_short)}"] if cut_short else []
-    lines += [f"attempt {number} is under way" for number in under_way]
-    return "; ".join(lines) or "it was never leased"
+def verdict(leases: Sequence[Lease]) -> tuple[str, str]:
+    """Say how often the function of a job ran, given its leases, and what that rests on.
+
+    A function that answered (returned, raised, or asked to snooze) certainly ran. After any other
+    end nobody can say how far it had come. So one answer beside an interrupted attempt is "ran at
+    least once" at best, and the verdict is that the effect is unknown.
+    """
+    answered = [str(lease.attempt) for lease in leases if lease.outcome in ANSWERED]
+    ended = [lease for lease in leases if lease.outcome and lease.outcome not in ANSWERED]
+    cut_short = [f"{lease.attempt} ({lease.outcome})" for lease in ended]
+    told = [f"attempts that answered: {', '.join(answered)}"] if answered else []
+    told += [f"attempts cut short: {', '.join(cut_short)}"] if cut_short else []
+    detail = "; ".join(told)
+    if len(answered) > 1:
+        return RAN_AGAIN, detail
+    if cut_short:
+        return UNKNOWN, detail
+    if leases and leases[-1].outcome is None:
+        return RUNNING, "; ".join([*told, f"attempt {leases[-1].attempt} is under way"])
+    return (RAN_ONCE, detail) if answered else (NEVER_STARTED, "it was never leased")
 
 
-def _named(lease: Lease) -> str:
-    """Name an attempt; by its end if that is not an answer, and by the late word if that is."""
-    if lease.outcome in ANSWERED:
-        return str(lease.attempt)
-    late = f", late {lease.refused_verb}" if has_answered(lease) else ""
-    return f"{lease.attempt} ({lease.outcome}{late})"
-
-
-def _oldest_wait(queue: str, now: datetime) -> float | None:
-    ((since,),) = _rows(OLDEST_READY, queue, LOOKED_AT_FOR_OLDEST)
-    if since is None:
-        return None
+def _waited(since: Any, now: datetime) -> float:
     ready_since = dialect_for(connections[_alias()]).from_db(since)
     return max((now - ready_since).total_seconds(), 0.0)
 

@@ -1,0 +1,198 @@
+"""Charts: the geometry of the pictures, as texts for an SVG template. No data is drawn by scripts.
+
+Heights are in pixels and widths in units of one bar: the pictures stretch with the page, so nothing
+in them is text but the labels of the scale, which stand in a picture of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from relay_queue.admin.words import clock_time, duration, moment, number
+from relay_queue.store.minutes import Histogram, Span, total, upper_seconds
+
+HEIGHT: Final = 120
+LEAST_HEIGHT: Final = 2.0
+"""A bar that stands for something can be seen, however small it is beside the others."""
+
+LEAST_SLOTS: Final = 12
+"""Buckets that a histogram shows at least: three bars alone would look like blocks."""
+
+BAR: Final = 10
+GAP: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One rectangle of a kind that the style sheet colours."""
+
+    kind: str
+    x: int
+    y: str
+    height: str
+    width: int = BAR - GAP
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The rectangles of one step of a chart, and what a hovering pointer is told of them."""
+
+    x: int
+    title: str
+    bars: list[Bar]
+    width: int = BAR
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line across a chart, with its value."""
+
+    y: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture with its scales, and the table that says the same in words."""
+
+    key: str
+    title: str
+    summary: str
+    columns: list[Column]
+    width: int
+    marks: list[Mark]
+    below: list[str | SafeString]
+    headings: list[str]
+    rows: list[list[str | SafeString]]
+    height: int = HEIGHT
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(column.bars for column in self.columns)
+
+
+def throughput(key: str, title: str, spans: Sequence[Span], step: timedelta) -> Chart:
+    """Draw what succeeded upwards and what failed downwards, one column for each span."""
+    up = nice(max((span.tally.succeeded for span in spans), default=0))
+    most_failed = max((span.tally.failed for span in spans), default=0)
+    down = max(nice(most_failed), up / 8) if most_failed else 0
+    scale = HEIGHT / ((up + down) or 1)
+    zero = up * scale
+    done = total(spans)
+    marks = [Mark(_px(0), number(up)), Mark(_px(zero), "0")] if up else []
+    if most_failed and down * scale > 24:
+        marks.append(Mark(_px(HEIGHT), number(int(down))))
+    return Chart(
+        key=key,
+        title=title,
+        summary=_("%(succeeded)s succeeded, %(failed)s attempts failed")
+        % {"succeeded": number(done.succeeded), "failed": number(done.failed)},
+        columns=[_throughput(span, n, zero, scale) for n, span in enumerate(spans)],
+        width=len(spans) * BAR,
+        marks=marks,
+        below=_times(spans, step),
+        headings=[_("From"), _("Succeeded"), _("Failed attempts"), _("Retried"), _("Died")],
+        rows=[_throughput_row(span) for span in reversed(spans) if _has_any(span)],
+    )
+
+
+def durations(key: str, title: str, histogram: Histogram) -> Chart:
+    """Draw how many durations fell into each bucket, the buckets doubling from left to right."""
+    used = sorted(slot for slot, n in histogram.counts.items() if n)
+    slots = _shown_slots(used)
+    most = nice(max(histogram.counts.values(), default=0))
+    scale = HEIGHT / (most or 1)
+    columns = []
+    for at, slot in enumerate(slots):
+        n = histogram.counts.get(slot, 0)
+        bars = [_bar("duration", at, HEIGHT, n * scale)] if n else []
+        columns.append(Column(at * BAR, f"{_bucket(slot)}: {number(n)}", bars))
+    return Chart(
+        key=key,
+        title=title,
+        summary=ngettext("%(n)s measured", "%(n)s measured", histogram.total)
+        % {"n": number(histogram.total)},
+        columns=columns,
+        width=len(slots) * BAR,
+        marks=[Mark(_px(0), number(most)), Mark(_px(HEIGHT), "0")] if used else [],
+        below=[duration(upper_seconds(slots[at]) / 2) for at in (0, len(slots) // 2)]
+        + [duration(upper_seconds(slots[-1]))],
+        headings=[_("Took"), _("Times")],
+        rows=[[_bucket(slot), number(histogram.counts[slot])] for slot in used],
+    )
+
+
+def nice(value: float) -> int:
+    """Return the next round number, such as 3, 20 or 600: the end of a scale."""
+    if value <= 0:
+        return 0
+    power = 1
+    while True:
+        for step in (1, 2, 3, 4, 5, 6, 8):
+            if value <= step * power:
+                return step * power
+        power *= 10
+
+
+def _throughput(span: Span, at: int, zero: float, scale: float) -> Column:
+    done, failed = span.tally.succeeded, span.tally.failed
+    bars = [_bar("succeeded", at, zero, done * scale)] if done else []
+    if failed:
+        bars.append(_bar("failed", at, zero, failed * scale, downwards=True))
+    text = _("%(time)s: %(succeeded)s succeeded, %(failed)s failed") % {
+        "time": clock_time(span.start),
+        "succeeded": number(done),
+        "failed": number(failed),
+    }
+    return Column(at * BAR, text, bars)
+
+
+def _throughput_row(span: Span) -> list[str | SafeString]:
+    counts = (span.tally.succeeded, span.tally.failed, span.tally.retried, span.tally.died)
+    return [moment(span.start, clock_time(span.start)), *(number(n) for n in counts)]
+
+
+def _has_any(span: Span) -> bool:
+    return bool(span.tally.ended or span.tally.died)
+
+
+def _times(spans: Sequence[Span], step: timedelta) -> list[str | SafeString]:
+    """Label the beginning, the middle and the end of a series."""
+    first, middle = spans[0].start, spans[len(spans) // 2].start
+    last = spans[-1].start + step
+    return [moment(when, clock_time(when)) for when in (first, middle, last)]
+
+
+def _shown_slots(used: list[int]) -> range:
+    if not used:
+        return range(10, 10 + LEAST_SLOTS)
+    low, high = used[0], used[-1] + 1
+    missing = max(0, LEAST_SLOTS - (high - low))
+    low = max(0, low - missing // 2)
+    return range(low, max(high, low + LEAST_SLOTS))
+
+
+def _bucket(slot: int) -> str:
+    upper = upper_seconds(slot)
+    if slot < 2:
+        return _("up to %(limit)s") % {"limit": duration(upper)}
+    return _("%(from)s to %(to)s") % {"from": duration(upper / 2), "to": duration(upper)}
+
+
+def _bar(kind: str, at: int, base: float, height: float, *, downwards: bool = False) -> Bar:
+    height = max(height, LEAST_HEIGHT)
+    top = base if downwards else base - height
+    return Bar(kind, at * BAR + GAP // 2, _px(top), _px(height))
+
+
+def _px(value: float) -> str:
+    # Never localised: a comma in a number is two numbers to SVG.
+    return f"{value:.1f}"

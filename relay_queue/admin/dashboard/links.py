@@ -1,0 +1,93 @@
+"""Links: from each number to the list of the admin that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlencode
+
+from django.contrib.admin import AdminSite
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from relay_queue.admin.words import number
+from relay_queue.models import Lease
+from relay_queue.states import INTERRUPTED, State
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The lists that one visitor may see in one admin. A link that leads nowhere is empty."""
+
+    request: HttpRequest
+    site: AdminSite
+
+    def jobs(self, state: State, queue: str = "", **since: datetime) -> str:
+        """Return the address of the jobs in a state; ``since`` is by the field of a time."""
+        query = {"state__exact": state.value, **({"queue": queue} if queue else {})}
+        return self._list("job", query | _since(since))
+
+    def leases(self, **query: str) -> str:
+        """Return the address of leases, filtered by the parameters of their page."""
+        return self._list("lease", query)
+
+    def refused(self, since: datetime) -> str:
+        """Return the address of the leases whose owners came back late."""
+        return self._list("lease", {"refused": "yes", **_since({"refused_at": since})})
+
+    def interrupted(self, since: datetime) -> str:
+        """Return the address of the leases that were taken from an owner."""
+        outcomes = ",".join(INTERRUPTED)
+        return self._list("lease", {"outcome__in": outcomes, **_since({"ended_at": since})})
+
+    def held_by(self, worker_id: int) -> str:
+        """Return the address of the open leases of a worker."""
+        return self._list("lease", {"ended": "no", "worker__id__exact": str(worker_id)})
+
+    def queue(self, name: str) -> str:
+        """Return the address of the page of a queue."""
+        return self._address("queue", "change", quote(name))
+
+    def worker(self, worker_id: int) -> str:
+        """Return the address of the page of a worker."""
+        return self._address("worker", "change", str(worker_id))
+
+    def workers(self) -> str:
+        """Return the address of all workers."""
+        return self._list("worker", {})
+
+    def _list(self, model: str, query: Mapping[str, str]) -> str:
+        address = self._address(model, "changelist")
+        return f"{address}?{urlencode(query)}" if address and query else address
+
+    def _address(self, model: str, page: str, *args: str) -> str:
+        label = Lease._meta.app_label
+        if not self.request.user.has_perm(f"{label}.view_{model}"):
+            return ""
+        name = f"admin:{label}_{model}_{page}"
+        try:
+            return reverse(name, args=args, current_app=self.site.name)
+        except NoReverseMatch:  # a site of the project's own may show fewer pages
+            return ""
+
+
+def linked(text: object, address: str) -> SafeString:
+    """Return a text as a link, or as it is when there is no address."""
+    if not address:
+        return format_html("{}", text)
+    return format_html('<a href="{}">{}</a>', address, text)
+
+
+def counted(n: int, address: str) -> SafeString:
+    """Return a number with its link. Zero is quiet: there is nothing to look at."""
+    if not n:
+        return format_html('<span class="relay-zero">{}</span>', "0")
+    return linked(number(n), address)
+
+
+def _since(moments: Mapping[str, datetime]) -> dict[str, str]:
+    return {f"{name}__gte": moment.isoformat() for name, moment in moments.items()}

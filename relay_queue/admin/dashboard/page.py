@@ -1,0 +1,122 @@
+"""The pages of the dashboard: the whole one, and the part of it that is refreshed in place."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any, Final
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from relay_queue.admin.dashboard import charts, panels, tiles
+from relay_queue.admin.dashboard.attention import notices
+from relay_queue.admin.dashboard.links import Links
+from relay_queue.admin.reading import ReadingAdmin
+from relay_queue.models import Dashboard
+from relay_queue.store import overview
+from relay_queue.store.minutes import Histogram
+from relay_queue.store.overview import Overview
+
+logger = logging.getLogger("relay_queue.admin")
+
+PERMISSION: Final = "relay_queue.view_dashboard"
+REFRESH_SECONDS: Final = 5
+MINUTE: Final = timedelta(minutes=1)
+
+
+@admin.register(Dashboard)
+class DashboardAdmin(ReadingAdmin):
+    """A page of its own in place of a list, for whoever may view the dashboard."""
+
+    class Media:
+        """The look and the refreshing of this page."""
+
+        css = {"all": ["relay_queue/dashboard.css"]}
+        js = ["relay_queue/live.js"]
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the two pages. The first has the name under which the admin looks for a list."""
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.page), name="relay_queue_dashboard_changelist"),
+            path("live/", view(self.live), name="relay_queue_dashboard_live"),
+        ]
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Ask for the dashboard's own permission: it shows no job, so it needs no other."""
+        return bool(request.user.has_perm(PERMISSION))
+
+    def page(self, request: HttpRequest) -> TemplateResponse:
+        """Show the whole page, its figures included: there is nothing to wait for."""
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Dashboard"),
+            "media": self.media,
+            "opts": self.opts,
+            "refresh_seconds": REFRESH_SECONDS,
+            "refresh_milliseconds": REFRESH_SECONDS * 1_000,
+        }
+        return self._response(request, "dashboard.html", context)
+
+    def live(self, request: HttpRequest) -> TemplateResponse:
+        """Show the part that changes."""
+        return self._response(request, "dashboard/live.html", {})
+
+    def _response(
+        self, request: HttpRequest, template: str, context: dict[str, Any]
+    ) -> TemplateResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = self.admin_site.name
+        status = 200
+        try:
+            context |= shown(overview.read(), Links(request, self.admin_site))
+        except DatabaseError as error:
+            logger.warning("The dashboard could not be read: %s", error)
+            status, context["trouble"] = 503, str(error)
+        return TemplateResponse(request, f"admin/relay_queue/{template}", context, status=status)
+
+
+def shown(found: Overview, links: Links) -> dict[str, Any]:
+    """Return what the templates show of an overview."""
+    return {
+        "now": timezone.localtime(found.now),
+        "notices": notices(found, links),
+        "tiles_now": tiles.now(found, links),
+        "tiles_lately": tiles.lately(found, links),
+        "states": panels.LISTED,
+        "queues": panels.queue_rows(found, links),
+        "totals": panels.totals(found, links),
+        "charts": [
+            charts.throughput("hour", _("Last hour, by minute"), found.hour.spans, MINUTE),
+            charts.throughput("day", _("Last 24 hours, by half hour"), found.day, overview.SPAN),
+        ],
+        "timings": [
+            _timing("wait", _("Wait, last hour"), found.hour.wait),
+            _timing("run", _("Run, last hour"), found.hour.run),
+        ],
+        **_workers(found, links),
+    }
+
+
+def _timing(key: str, title: str, histogram: Histogram) -> dict[str, Any]:
+    return {
+        "chart": charts.durations(key, title, histogram),
+        "percentiles": panels.percentiles(histogram),
+    }
+
+
+def _workers(found: Overview, links: Links) -> dict[str, Any]:
+    live = [worker for worker in found.workers if worker.row.stopped_at is None]
+    stopped = [worker for worker in found.workers if worker.row.stopped_at is not None]
+    return {
+        "workers": panels.worker_rows(live, links),
+        "stopped_workers": panels.worker_rows(stopped, links),
+    }

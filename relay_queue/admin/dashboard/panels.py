@@ -1,0 +1,198 @@
+"""Panels: the rows of the dashboard's tables, made from an overview."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from relay_queue.admin.badges import BROKEN, PAUSE, PLAY, SLASHED, badge
+from relay_queue.admin.dashboard.links import Links, counted, linked
+from relay_queue.admin.words import age, duration, moment, number, percent, whole
+from relay_queue.models import WorkerOrder
+from relay_queue.states import State
+from relay_queue.store.minutes import Histogram, Tally
+from relay_queue.store.overview import Overview
+from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus, WorkerStatus
+
+SILENT_SECONDS: Final = 60.0
+"""After so long without a heartbeat, six of which are due, a worker is said to be silent."""
+
+STACKED: Final = (State.RUNNING, State.READY, State.RETRYING, State.SCHEDULED)
+"""The states in a queue's bar, from the left: what runs, what could, what will."""
+
+PERCENTILES: Final = (50, 95, 99)
+
+LISTED: Final = (*STACKED, State.DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a horizontal bar, in hundredths of its length."""
+
+    kind: str
+    x: str
+    width: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """How much of a limit is used: a bar, and the same in words."""
+
+    text: SafeString
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue of the table, or the sum of all."""
+
+    key: str
+    name: str | SafeString
+    badge: str | SafeString
+    pieces: list[Piece]
+    counts: list[SafeString]
+    oldest_wait: str
+    is_bound: bool
+    capacity: Meter | None
+    running: Meter | None
+    succeeded: str
+    failure_rate: str
+    has_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker of the table."""
+
+    key: int
+    name: SafeString
+    place: str
+    queues: str
+    badge: SafeString
+    slots: Meter
+    succeeded: str
+    failed: str
+    heartbeat: SafeString
+    started: SafeString
+
+
+def queue_rows(overview: Overview, links: Links) -> list[QueueRow]:
+    """Return a row for each queue."""
+    largest = max((queue.unfinished for queue in overview.queues), default=0)
+    done = overview.hour.queues
+    return [
+        _queue_row(queue, done.get(queue.name, Tally()), largest, links)
+        for queue in overview.queues
+    ]
+
+
+def totals(overview: Overview, links: Links) -> list[SafeString]:
+    """Return the jobs of all queues by state, in the order of the columns."""
+    return [counted(overview.jobs(state), links.jobs(state)) for state in LISTED]
+
+
+def worker_rows(workers: Iterable[WorkerStatus], links: Links) -> list[WorkerRow]:
+    """Return a row for each worker."""
+    return [_worker_row(worker, links) for worker in workers]
+
+
+def percentiles(histogram: Histogram) -> list[tuple[str, str]]:
+    """Return the names and values of the percentiles that are watched."""
+    return [(f"p{n}", duration(histogram.percentile(n / 100))) for n in PERCENTILES]
+
+
+def is_silent(worker: WorkerStatus) -> bool:
+    """Say whether a worker that has not stopped has long not been heard of."""
+    return worker.row.stopped_at is None and worker.heartbeat_age_seconds > SILENT_SECONDS
+
+
+def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> QueueRow:
+    counts = [(state, queue.counts.get(state, 0)) for state in STACKED]
+    return QueueRow(
+        key=queue.name,
+        name=linked(queue.name, links.queue(queue.name)),
+        badge=badge("paused", _("Paused"), PAUSE) if queue.paused_at else "",
+        pieces=_pieces(counts, largest),
+        counts=[
+            counted(queue.counts.get(state, 0), links.jobs(state, queue.name)) for state in LISTED
+        ],
+        oldest_wait=duration(queue.oldest_wait_seconds),
+        is_bound=queue.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST,
+        capacity=_meter(queue.unfinished, queue.capacity),
+        running=_meter(queue.counts.get(State.RUNNING, 0), queue.max_running),
+        succeeded=number(done.succeeded),
+        failure_rate=percent(done.failure_rate),
+        has_failed=done.failed > 0,
+    )
+
+
+def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
+    row = worker.row
+    held = linked(_used(worker.open_leases, row.concurrency), links.held_by(row.pk))
+    return WorkerRow(
+        key=row.pk,
+        name=linked(row.name, links.worker(row.pk)),
+        place=_("%(host)s, pid %(pid)s") % {"host": row.host, "pid": row.pid},
+        queues=", ".join(row.queues.split(",")) if row.queues else _("all"),
+        badge=_worker_badge(worker),
+        slots=Meter(held, _filled(worker.open_leases, row.concurrency)),
+        succeeded=number(row.succeeded),
+        failed=number(row.failed),
+        heartbeat=moment(row.heartbeat_at, age(worker.heartbeat_age_seconds)),
+        started=moment(row.started_at, _up_for(worker)),
+    )
+
+
+def _worker_badge(worker: WorkerStatus) -> SafeString:
+    if worker.row.stopped_at is not None:
+        return badge("cancelled", _("Stopped"), SLASHED)
+    if is_silent(worker):
+        return badge("lost", _("Silent"), BROKEN)
+    if worker.row.ordered == WorkerOrder.STOP:
+        return badge("paused", _("Stopping"), SLASHED)
+    if worker.row.ordered == WorkerOrder.QUIET:
+        return badge("paused", _("Quiet"), PAUSE)
+    return badge("running", _("Alive"), PLAY)
+
+
+def _up_for(worker: WorkerStatus) -> str:
+    row = worker.row
+    until = row.stopped_at or row.heartbeat_at + timedelta(seconds=worker.heartbeat_age_seconds)
+    return duration(whole(max(0.0, (until - row.started_at).total_seconds())))
+
+
+def _meter(used: int, limit: int | None) -> Meter | None:
+    if limit is None:
+        return None
+    return Meter(linked(_used(used, limit), ""), _filled(used, limit))
+
+
+def _used(used: int, limit: int) -> str:
+    return ngettext("%(used)s of %(limit)s", "%(used)s of %(limit)s", limit) % {
+        "used": number(used),
+        "limit": number(limit),
+    }
+
+
+def _filled(used: int, limit: int) -> list[Piece]:
+    share = min(used / limit, 1.0) if limit else 1.0
+    kind = "full" if share >= 1 else "nearly" if share >= 0.8 else "used"
+    return [Piece(kind, "0", f"{share * 100:.1f}")] if used or not limit else []
+
+
+def _pieces(counts: list[tuple[State, int]], largest: int) -> list[Piece]:
+    """Lay the states of a queue side by side; the queue with the most jobs fills the bar."""
+    pieces, x = [], 0.0
+    for state, n in counts:
+        width = n / largest * 100 if largest else 0.0
+        if n:
+            width = max(width, 1.0)  # few jobs can be seen beside many
+            pieces.append(Piece(state.value, f"{x:.2f}", f"{min(width, 100 - x):.2f}"))
+            x += width
+    return pieces

@@ -1,0 +1,175 @@
+"""Minutes: what workers have counted, read back as totals, series and percentiles.
+
+These rows are the only memory of what was done: nothing here reads jobs or leases, so that looking
+back costs the same after a million jobs.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections
+
+from relay_queue import conf
+from relay_queue.store.dialects import dialect_for
+
+BY_MINUTE = """
+    SELECT minute, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
+    FROM relay_queue_queueminute WHERE minute >= %s GROUP BY minute ORDER BY minute
+"""
+"""Add up each minute over queues and workers, in the order of the key's index."""
+
+IN_DETAIL = """
+    SELECT minute, succeeded, failed, retried, died, queue, wait_histogram, run_histogram
+    FROM relay_queue_queueminute WHERE minute >= %s
+"""
+"""Read the rows of the last minutes with their histograms."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done in some time.
+
+    ``failed`` counts attempts whose function failed: they were ``retried`` or ``died``. A job also
+    dies without an answer, when its last lease is lost or expires.
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    retried: int = 0
+    died: int = 0
+
+    def add(self, succeeded: int, failed: int, retried: int, died: int) -> None:
+        """Add counts."""
+        self.succeeded += int(succeeded)
+        self.failed += int(failed)
+        self.retried += int(retried)
+        self.died += int(died)
+
+    @property
+    def ended(self) -> int:
+        """Attempts that ended with an answer."""
+        return self.succeeded + self.failed
+
+    @property
+    def failure_rate(self) -> float | None:
+        """The part of the ended attempts that failed, 0 to 1; None if none ended."""
+        return self.failed / self.ended if self.ended else None
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many durations fell into each bucket of `relay_queue.store.bucket`."""
+
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, text: str) -> None:
+        """Add a histogram as it is stored. One that was altered on disk is left out."""
+        try:
+            found = [(int(slot), int(n)) for slot, n in json.loads(text).items()]
+        except (ValueError, TypeError, AttributeError):
+            return
+        counts = self.counts
+        for slot, n in found:
+            counts[slot] = counts.get(slot, 0) + n
+
+    @property
+    def total(self) -> int:
+        """How many durations were counted."""
+        return sum(self.counts.values())
+
+    def percentile(self, share: float) -> float | None:
+        """Estimate in seconds what ``share`` (0 to 1) of the durations stay within.
+
+        A bucket reaches from half its limit to its limit; inside it the durations are taken to be
+        spread evenly on a logarithmic scale. None if nothing was counted.
+        """
+        left = share * self.total
+        for slot in sorted(self.counts):
+            n = self.counts[slot]
+            if n and left <= n:
+                return float(upper_seconds(slot) * 0.5 ** (1 - left / n))
+            left -= n
+        return None
+
+
+@dataclass(slots=True)
+class Span:
+    """One bar of a series: what was done from ``start`` on, until the next bar starts."""
+
+    start: datetime
+    tally: Tally = field(default_factory=Tally)
+
+
+@dataclass(slots=True)
+class Recent:
+    """The last minutes in detail: each minute, each queue, and all waits and runs."""
+
+    spans: list[Span]
+    queues: dict[str, Tally] = field(default_factory=dict)
+    wait: Histogram = field(default_factory=Histogram)
+    run: Histogram = field(default_factory=Histogram)
+
+
+def upper_seconds(slot: int) -> float:
+    """Return the limit of a histogram's bucket in seconds."""
+    return float(2**slot) / 1_000_000 if slot else 0.0
+
+
+def total(spans: Iterable[Span]) -> Tally:
+    """Add up a series."""
+    sum_of_all = Tally()
+    for span in spans:
+        tally = span.tally
+        sum_of_all.add(tally.succeeded, tally.failed, tally.retried, tally.died)
+    return sum_of_all
+
+
+def series(now: datetime, width: timedelta, length: int) -> list[Span]:
+    """Return what was done in the last ``length`` spans of ``width``, the present one last.
+
+    ``width`` is in whole minutes and divides a day.
+    """
+    spans = empty_series(now, width, length)
+    _fill(spans, _rows(BY_MINUTE, spans[0].start))
+    return spans
+
+
+def recent(now: datetime, minutes: int = 60) -> Recent:
+    """Return the last minutes in detail, the present one included."""
+    spans = empty_series(now, timedelta(minutes=1), minutes)
+    rows = _rows(IN_DETAIL, spans[0].start)
+    _fill(spans, (row[:5] for row in rows))
+    found = Recent(spans)
+    for _, succeeded, failed, retried, died, queue, wait, run in rows:
+        found.queues.setdefault(queue, Tally()).add(succeeded, failed, retried, died)
+        found.wait.add(wait)
+        found.run.add(run)
+    return found
+
+
+def empty_series(now: datetime, width: timedelta, length: int) -> list[Span]:
+    """Return the spans of a series with nothing in them."""
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    last = now - (now - midnight) % width
+    return [Span(last - width * back) for back in reversed(range(length))]
+
+
+def _fill(spans: list[Span], rows: Iterable[tuple[Any, ...]]) -> None:
+    from_db = dialect_for(connections[conf.get().database]).from_db
+    starts = [span.start for span in spans]
+    for minute, *counts in rows:
+        at = bisect_right(starts, from_db(minute)) - 1
+        spans[at].tally.add(*counts)
+
+
+def _rows(statement: str, since: datetime) -> list[tuple[Any, ...]]:
+    connection = connections[conf.get().database]
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [dialect_for(connection).to_db(since)])
+        return list(cursor.fetchall())

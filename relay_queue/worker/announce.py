@@ -1,0 +1,54 @@
+"""Tell the task framework's signals, when somebody listens.
+
+The framework connects a receiver of its own that writes a log line. When it is the only one and its
+level is off, sending would cost more than many a function.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from django.dispatch import Signal
+
+from relay_queue.compat import AnyResult, BaseTaskBackend, signals
+
+logger = logging.getLogger("relay_queue.worker.executor")
+
+
+def started(sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
+    """Send ``task_started``. ``result`` is called only if somebody listens."""
+    if _is_heard(signals.task_started, signals.log_task_started, logging.INFO):
+        _send(signals.task_started, sender, result)
+
+
+def finished(
+    sender: type[BaseTaskBackend], result: Callable[[], AnyResult], *, failed: bool = False
+) -> None:
+    """Send ``task_finished``; as `started`."""
+    level = logging.ERROR if failed else logging.INFO
+    if _is_heard(signals.task_finished, signals.log_task_finished, level):
+        _send(signals.task_finished, sender, result)
+
+
+def _is_heard(signal: Signal, log_receiver: Callable[..., Any], level: int) -> bool:
+    receivers = signal.receivers
+    if len(receivers) == 1 and receivers[0][0][0] == id(log_receiver):
+        return signals.logger.isEnabledFor(level)
+    return bool(receivers)
+
+
+def _send(signal: Signal, sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
+    """What a receiver raises must not pass for the function's outcome."""
+    try:
+        signal.send_robust(sender, task_result=result())
+    except BaseException:  # noqa: BLE001 - a receiver may raise SystemExit, too
+        warn("a receiver of a task signal failed", exc_info=True)
+
+
+def warn(message: str, *args: object, exc_info: bool = False) -> None:
+    """Log a warning. A handler may raise, if only because the exception cannot be formatted."""
+    with suppress(BaseException):
+        logger.warning(message, *args, exc_info=exc_info)
