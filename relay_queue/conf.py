@@ -161,6 +161,12 @@ def _parse_jitter(value: Any) -> str:
     return str(value)
 
 
+def _parse_wakeup(value: Any) -> str:
+    if value not in ("auto", "poll"):
+        raise _Invalid('Use "auto" or "poll".')
+    return str(value)
+
+
 def _parse_redact(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) and v for v in value):
         raise _Invalid("Use a list of names of arguments.")
@@ -223,6 +229,8 @@ class RelaySettings:
     """How long the supervisor waits for a worker to be ready."""
     poll_seconds: float = _seconds(5.0, 0.1, 3600)
     """How often an idle worker looks although no ring came."""
+    wakeup: str = _parsed("auto", _parse_wakeup)
+    """``"auto"``: by the means of the database. ``"poll"``: by looking now and then only."""
     gate_hold_seconds: float = _seconds(10.0, 0.1, 3600)
     """How long a slot may hold the writer before its process ends itself."""
 

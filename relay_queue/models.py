@@ -187,6 +187,7 @@ class Worker(models.Model):
     pid = models.PositiveIntegerField(_("pid"))
     lock_device = models.BigIntegerField(_("lock device"), null=True, blank=True)
     lock_inode = models.BigIntegerField(_("lock inode"), null=True, blank=True)
+    session_lock = models.BooleanField(_("session lock"), default=False)
     queues = models.TextField(_("queues"), default="", blank=True)
     concurrency = models.PositiveIntegerField(_("concurrency"))
     started_at = models.DateTimeField(_("started at"))

@@ -31,9 +31,10 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
             }
         ),
     ),
-    # The doorbell knows files and sockets only; the store rings it and the worker listens.
-    ("models", frozenset({"models", "migrations", "wakeup"})),
+    ("models", frozenset({"models", "migrations"})),
     ("store", frozenset({"store"})),
+    # Whoever enqueues rings and the worker listens; how depends on the store's dialect.
+    ("wakeup", frozenset({"wakeup"})),
     ("runtime", frozenset({"backend", "task", "results", "worker", "compat", "checks", "apps"})),
     (
         "faces",

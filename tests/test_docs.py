@@ -23,7 +23,7 @@ from django.apps import apps
 from django.conf import global_settings
 from django.core.management import CommandParser, get_commands
 
-from relay_queue import backend, checks, conf, exceptions, states, wakeup
+from relay_queue import backend, checks, conf, exceptions, states
 from relay_queue.bench.figures import SPECS
 from relay_queue.cli import base
 from relay_queue.db import gatefile
@@ -33,6 +33,7 @@ from relay_queue.models import Job
 from relay_queue.store import faults, report
 from relay_queue.task import RelayTask
 from relay_queue.testing import run_pending
+from relay_queue.wakeup import doorbell
 from relay_queue.worker import liveness, loop, watch
 from relay_queue.worker.context import RelayContext
 
@@ -308,7 +309,7 @@ def test_choices_of_an_option_are_the_documented_ones() -> None:
 
 def test_every_exit_code_is_documented() -> None:
     codes = {int(code(row[0])[0]) for row in rows(page("commands.md"), "Code", "Meaning")}
-    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, loop.EXIT_STUCK}
+    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, watch.EXIT_STUCK}
     assert codes == own | {watch.EXIT_HOGGED, 0, 1, 2}
 
 
@@ -450,7 +451,7 @@ def test_files_beside_the_database_bear_their_documented_names() -> None:
     table = rows(page("engine.md"), "Name", "What it is")
     named = {word.removeprefix("db.sqlite3") for row in table for word in code(row[0])}
     gate = gatefile.GateFile("").path
-    beside = {wakeup.BELLS_SUFFIX + "/", liveness.WORKERS_SUFFIX + "/"}
+    beside = {doorbell.BELLS_SUFFIX + "/", liveness.WORKERS_SUFFIX + "/"}
     assert named == {"-wal", "-shm", gate, f"{gate}-next"} | beside
 
 

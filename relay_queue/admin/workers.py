@@ -42,4 +42,4 @@ class WorkerAdmin(ReadingAdmin):
     search_help_text = _("A part of the name or of the host")
     ordering = ("-id",)
     # The incarnation names the worker's lock file; it says nothing to people.
-    exclude = ("incarnation", "lock_device", "lock_inode")
+    exclude = ("incarnation", "lock_device", "lock_inode", "session_lock")

@@ -17,7 +17,7 @@ from django.db import connections
 
 from relay_queue import conf
 from relay_queue.cli.base import Output, add_json
-from relay_queue.wakeup import database_path
+from relay_queue.wakeup.files import database_path
 
 HELP = (
     "Copy the SQLite database to a new file while it is in use, check the copy, and only then give "

@@ -28,7 +28,7 @@ from relay_queue.cli.output import Style
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Worker
 from relay_queue.store import report
-from relay_queue.wakeup import database_path
+from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
 
 HELP = (

@@ -17,7 +17,7 @@ from relay_queue.models import Job, Lease
 from relay_queue.states import State
 from relay_queue.store import report
 from relay_queue.store.report import Story
-from relay_queue.wakeup import database_path
+from relay_queue.wakeup.files import database_path
 
 HELP = (
     "Show what is in the write-ahead log, the database file, the tables and the ledger; or with "

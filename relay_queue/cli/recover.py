@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
 
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
 from relay_queue.store.records import Recovered
-from relay_queue.wakeup import database_path, ring_on_commit
-from relay_queue.worker.siblings import BATCH, DeadSiblings
+from relay_queue.wakeup import ring_on_commit
+from relay_queue.worker.siblings import BATCH, CONFIRM_SECONDS, DeadSiblings
 
 HELP = (
     "End the leases of workers that are proven dead, and those that have expired, and send their "
@@ -70,7 +71,7 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
     siblings = DeadSiblings()
     ended: list[Recovered] = []
     try:
-        siblings.find(database_path(conf.get().database), NO_WORKER)
+        _find(siblings)
         dead = sorted(siblings.probes)
         while siblings.probes:
             with store.transaction() as tx:
@@ -81,6 +82,14 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
     finally:
         siblings.close()
     return dead, ended
+
+
+def _find(siblings: DeadSiblings) -> None:
+    """Find who is dead; a session whose lock is free is looked at once more."""
+    siblings.find(conf.get().database, NO_WORKER)
+    if siblings.suspects:
+        time.sleep(CONFIRM_SECONDS)
+        siblings.find(conf.get().database, NO_WORKER)
 
 
 def _recount() -> list[str]:

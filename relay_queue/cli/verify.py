@@ -12,7 +12,7 @@ from relay_queue import conf
 from relay_queue.cli.base import Output, add_json
 from relay_queue.store.faults import Fault
 from relay_queue.store.verify import Verification, verify
-from relay_queue.wakeup import database_path
+from relay_queue.wakeup.files import database_path
 
 HELP = (
     "Check the write-ahead log, the database file, the checksums of all payloads, the ledger of "

@@ -11,6 +11,7 @@ from django.db import connections
 
 from relay_queue import clock, conf
 from relay_queue.store.dialects import dialect_for
+from relay_queue.store.sessions import TRY_LOCKS
 
 READY_QUEUES = """
     SELECT q.name FROM relay_queue_queue q WHERE q.paused_at IS NULL
@@ -35,8 +36,11 @@ NEXT_EXPIRY = """
 OPEN_LEASES = "SELECT id FROM relay_queue_lease WHERE id IN ({ids}) AND ended_at IS NULL"
 """Which of these leases are still open."""
 
+LEASES_OF = "SELECT id, token FROM relay_queue_lease WHERE worker_id = %s AND ended_at IS NULL"
+"""The open leases of one worker."""
+
 LIVE_WORKERS = """
-    SELECT id, incarnation, lock_device, lock_inode FROM relay_queue_worker
+    SELECT id, incarnation, lock_device, lock_inode, session_lock FROM relay_queue_worker
     WHERE stopped_at IS NULL AND id <> %s
 """
 """The workers that have not been seen to end, but for one."""
@@ -78,12 +82,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class OtherWorker:
-    """A worker that may be dead: its row's id, and the identity of its lock file."""
+    """A worker that may be dead: its row's id, and what its death could be proven by."""
 
     worker_id: int
     incarnation: str
     lock_device: int | None
     lock_inode: int | None
+    session_lock: bool
 
 
 def look() -> Look:
@@ -127,6 +132,16 @@ def open_leases(lease_ids: Collection[int]) -> set[int]:
         return set()
     statement = OPEN_LEASES.format(ids=", ".join(["%s"] * len(lease_ids)))
     return {row[0] for row in _fetch(statement, list(lease_ids))}
+
+
+def leases_of(worker_id: int) -> dict[int, str]:
+    """Return the open leases of a worker, with their tokens."""
+    return dict(_fetch(LEASES_OF, [worker_id]))
+
+
+def unlocked(keys: Sequence[int]) -> set[int]:
+    """Return which of these session locks nobody holds; see `relay_queue.store.sessions`."""
+    return {row[0] for row in _fetch(TRY_LOCKS, [list(keys)])} if keys else set()
 
 
 def live_workers(but: int) -> list[OtherWorker]:

@@ -13,9 +13,9 @@ from relay_queue.store.transaction import Transaction
 
 REGISTER = """
     INSERT INTO relay_queue_worker
-        (incarnation, name, host, boot_id, pid, lock_device, lock_inode, queues, concurrency,
-         started_at, heartbeat_at, stop_reason, ordered, claimed, succeeded, failed, refused)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '', '', 0, 0, 0, 0)
+        (incarnation, name, host, boot_id, pid, lock_device, lock_inode, session_lock, queues,
+         concurrency, started_at, heartbeat_at, stop_reason, ordered, claimed, succeeded, failed, refused)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '', '', 0, 0, 0, 0)
     RETURNING id
 """
 """Add a worker."""
@@ -73,7 +73,12 @@ MINUTE_CASTS = ("text", "bigint", "timestamptz", *["int"] * 7, "text", "text")
 
 @dataclass(frozen=True, slots=True)
 class NewWorker:
-    """What a worker says of itself when it starts."""
+    """What a worker says of itself when it starts.
+
+    ``lock_device`` and ``lock_inode`` name the file that it has locked; ``session_lock`` says that
+    a session of its own holds the lock of `relay_queue.store.sessions`. Neither: nobody can prove
+    its death.
+    """
 
     incarnation: str
     name: str
@@ -84,6 +89,7 @@ class NewWorker:
     lock_inode: int | None
     queues: Sequence[str]
     concurrency: int
+    session_lock: bool = False
 
 
 @dataclass(slots=True)
@@ -116,6 +122,7 @@ def register_worker(tx: Transaction, worker: NewWorker) -> int:
         worker.pid,
         worker.lock_device,
         worker.lock_inode,
+        worker.session_lock,
         ",".join(worker.queues),
         worker.concurrency,
         tx.now_db,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from django.db import DatabaseError
 
 from relay_queue import conf, store, wakeup
+from relay_queue.store.sessions import lock_key
+from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions
 
@@ -19,13 +21,29 @@ logger = logging.getLogger("relay_queue.worker")
 
 @dataclass(slots=True)
 class Identity:
-    """A registered worker. ``lock`` and ``bell`` are None where the database has no file."""
+    """A registered worker.
+
+    On a database that is a file it holds the ``lock`` of a file; on a server, its ``session`` is
+    both lock and bell. Without either, only the expiry of its leases tells that it is dead.
+    """
 
     worker_id: int
     incarnation: str
-    database_path: str | None
     lock: LivenessLock | None
-    bell: wakeup.Doorbell | None
+    session: wakeup.Session | None
+    bell: wakeup.Bell | None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether nobody can prove this worker dead now. Else it must not claim."""
+        return self.session is None or self.session.held
+
+    def has_come_back(self) -> bool:
+        """Say, once, that the lock was lost and is ours again: others may think we are dead."""
+        if self.session is None or not self.session.regained:
+            return False
+        self.session.regained = False
+        return True
 
     def sign_off(self, reason: str, wait_seconds: float) -> bool:
         """Mark the row as stopped; return whether that was committed."""
@@ -39,33 +57,43 @@ class Identity:
 
     def retire(self, *, keep_lock: bool = False) -> None:
         """Take down the bell, and the lock unless it must prove the death of this process."""
-        if self.bell is not None:
+        if self.bell is not None and self.bell is not self.session:
             self.bell.close()
-        if self.lock is not None and not keep_lock:
-            self.lock.release()
+        if keep_lock:
+            return
+        for lock in (self.lock, self.session):
+            if lock is not None:
+                lock.release()
 
 
 def register(options: WorkerOptions) -> Identity:
-    """Lock first, then write the row: no row may name a file that a living worker has not locked.
+    """Lock first, then write the row: no row may name a lock that a living worker does not hold.
 
     Raises ``OSError`` if the files beside the database cannot be made, or the database's error.
     """
-    path = wakeup.database_path(conf.get().database)
+    using = conf.get().database
     incarnation = secrets.token_hex(16)
-    lock = None if path is None else LivenessLock.hold(path, incarnation)
+    path = database_path(using)
+    session = wakeup.open_session(using, lock_key(incarnation))
+    lock = None
     try:
+        lock = None if path is None else LivenessLock.hold(path, incarnation)
         with store.transaction() as tx:
-            worker_id = store.register_worker(tx, _describe(options, incarnation, lock))
-        bell = None if path is None else _hang_bell(path, incarnation)
+            worker_id = store.register_worker(tx, _describe(options, incarnation, lock, session))
+        bell = session if path is None else _hang_bell(path, incarnation)
     except BaseException:
-        if lock is not None:
-            lock.release()
+        for held in (lock, session):
+            if held is not None:
+                held.release()
         raise
-    return Identity(worker_id, incarnation, path, lock, bell)
+    return Identity(worker_id, incarnation, lock, session, bell)
 
 
-def _hang_bell(path: str, incarnation: str) -> wakeup.Doorbell | None:
+def _hang_bell(path: str, incarnation: str) -> wakeup.Bell | None:
     """Hang the bell, or live by looking now and then: slower, but nothing is lost."""
+    settings = conf.get()
+    if settings.wakeup == "poll":
+        return None
     try:
         return wakeup.Doorbell(path, incarnation)
     except OSError as error:
@@ -73,13 +101,16 @@ def _hang_bell(path: str, incarnation: str) -> wakeup.Doorbell | None:
             "No doorbell beside %s (%s): work is noticed every %g s.",
             path,
             error,
-            conf.get().poll_seconds,
+            settings.poll_seconds,
         )
         return None
 
 
 def _describe(
-    options: WorkerOptions, incarnation: str, lock: LivenessLock | None
+    options: WorkerOptions,
+    incarnation: str,
+    lock: LivenessLock | None,
+    session: wakeup.Session | None,
 ) -> store.NewWorker:
     return store.NewWorker(
         incarnation=incarnation,
@@ -89,6 +120,7 @@ def _describe(
         pid=os.getpid(),
         lock_device=None if lock is None else lock.identity.device,
         lock_inode=None if lock is None else lock.identity.inode,
+        session_lock=session is not None,
         queues=options.queues or (),
         concurrency=options.concurrency,
     )

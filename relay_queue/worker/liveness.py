@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from relay_queue.wakeup import directory_beside, share_like_database
+from relay_queue.wakeup.files import directory_beside, share_like_database
 
 try:
     import fcntl

@@ -8,38 +8,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from relay_queue import clock, conf, store, wakeup
 from relay_queue.states import State
-from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import TIMED_OUT, JobContext
-from relay_queue.worker.executor import Finished
+from relay_queue.worker.database import Database
 from relay_queue.worker.held import Leases
 from relay_queue.worker.identity import Identity
 from relay_queue.worker.maintenance import Maintenance
 from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
 from relay_queue.worker.orders import Orders
+from relay_queue.worker.outcomes import Outcomes
 from relay_queue.worker.pace import Pace
-from relay_queue.worker.siblings import DeadSiblings
+from relay_queue.worker.siblings import CONFIRM_SECONDS, DeadSiblings
 from relay_queue.worker.slots import Slots
 from relay_queue.worker.stats import Stats
 from relay_queue.worker.tick import Done, Plan, tick
 from relay_queue.worker.timers import Timers
 from relay_queue.worker.waiting import Waiting, Woken
-from relay_queue.worker.watch import StuckWatch, exit_if_gate_is_hogged
-from relay_queue.worker.words import released, said_better, timed_out
+from relay_queue.worker.watch import EXIT_STUCK, StuckWatch, exit_if_gate_is_hogged
+from relay_queue.worker.words import timed_out
 
 logger = logging.getLogger("relay_queue.worker")
 
 EXIT_UNKNOWN = 70
 """Exit code after an error that leaves the outcome of a commit unknown."""
-
-EXIT_STUCK = 71
-"""Exit code when every slot is held by a function that does not end."""
 
 FRUITLESS_REST_SECONDS = 1.0
 """Pause after a claim for some backends only that found nothing."""
@@ -58,6 +55,7 @@ class Loop:
         self.options = options
         self.identity = identity
         self.waiting = waiting
+        self.database = Database(self._reopened)
         self.slots = Slots(options.concurrency, self.waiting.wake)
         self.leases = Leases()
         self.stats = Stats()
@@ -67,14 +65,14 @@ class Loop:
         self.pace = Pace()
         self.maintenance = Maintenance()
         self.backends = None if options.backend is None else [options.backend]
-        self.told: list[Settlement] = []
-        self.finished: list[Finished] = []
+        self.outcomes = Outcomes(self.slots.take_finished)
         self.rung = False
         self.known: set[str] = set()
         self.queues: list[str] = []
         self.limited: set[str] = set()
         self.wanted_since: float | None = None
         self.careful = False
+        self.in_doubt = False
         self.stop_by: float | None = None
         self.stuck = StuckWatch(options.concurrency)
         self.exit_code: int | None = None
@@ -89,6 +87,7 @@ class Loop:
         self._turn_until(self._over)
         if self.exit_code == 0:
             self._leave()
+        self.database.close()
         self.waiting.close()
         return self.exit_code or 0
 
@@ -107,16 +106,25 @@ class Loop:
             self._stop(at_once=woken.quit)
         self.timers.overslept(woken.late_seconds)
         self._keep_time_limits()  # before the first read, which may find the database locked
+        self.rung = self.rung or woken.rung  # kept: a look that fails must be tried again
+        with self.database:
+            if self.database.usable():
+                self._work(woken)
+
+    def _work(self, woken: Woken) -> None:
+        if self.identity.has_come_back():
+            self.timers.write_soon()
         self._read(woken)
         if self._has_work():
             self._tick()
         elif self.maintenance.due():
             self.maintenance.step()
-        connections[conf.get().database].queries_log.clear()  # it grows for ever under DEBUG
 
     # -- waiting and listening
 
     def _seconds_to_wait(self) -> float:
+        if self.database.lost:
+            return self.database.retry_in()
         if self._wants_tick():
             return self.timers.retry_in()
         return self.timers.seconds_until(
@@ -131,7 +139,6 @@ class Loop:
         """Look, glance or probe, as the bell, the supervisor and the timers ask for."""
         if woken.look:
             self.timers.look_soon()
-        self.rung = self.rung or woken.rung  # kept: a look that fails must be tried again
         if self.timers.look_due():
             self._look()
         elif self.rung:
@@ -159,36 +166,42 @@ class Loop:
         self.timers.looked()
         self.timers.plan(found.next_due_at, found.next_expiry_at, clock.now())
         self.known, self.limited = set(found.queues), found.limited
-        self.queues = self._own(found.queues)
+        self.queues = self.options.served(found.queues)
         if not found.ready.isdisjoint(self.queues):
             self.pace.more = True
         self._check_leases()
 
     def _check_leases(self) -> None:
+        if self.in_doubt:
+            known = self.leases.ids() | self.slots.running.keys()
+            self.outcomes.disown(store.inspect.leases_of(self.identity.worker_id), known)
+            self.in_doubt = False
         held = self.leases.ids()
         for lease_id in held - store.inspect.open_leases(held):
             self._lose(lease_id, "the job was cancelled, or another ended its lease")
+
+    def _reopened(self) -> None:
+        """What was told last may have been committed; and others may have lost their sessions."""
+        self.outcomes.doubt()
+        self.in_doubt = True
+        self.dead.doubt()
+        self.timers.look_soon()
 
     def _probe(self) -> None:
         """See who has died, and when the next lease ends: others claim without ringing us."""
         self.timers.probed()
         self.timers.plan(*store.inspect.next_times(), clock.now())
-        self.dead.find(self.identity.database_path, self.identity.worker_id)
+        self.dead.find(conf.get().database, self.identity.worker_id)
+        if self.dead.suspects:
+            self.timers.probe_in(CONFIRM_SECONDS)
         if self.orders.read():
             self._obey()
 
     def _obey(self) -> None:
-        """Do what an operator has ordered since the last probe."""
         if self.orders.stop:
             self.waiting.say(DISMISSED)  # before the end, which looks like any other
             self._stop(at_once=False)
         self.pace.more = True  # whoever is no longer quiet has claims to catch up with
-
-    def _own(self, queues: Iterable[str]) -> list[str]:
-        """Return the queues that this worker serves, in the order that it was given."""
-        if self.options.queues is not None:
-            return list(self.options.queues)
-        return [name for name in queues if name not in self.options.exclude_queues]
 
     # -- the tick
 
@@ -198,8 +211,7 @@ class Loop:
     def _wants_tick(self) -> bool:
         return bool(
             self.slots.has_finished
-            or self.finished
-            or self.told
+            or self.outcomes.wait
             or self.timers.due
             or self.timers.recovering
             or self.dead.probes
@@ -210,7 +222,8 @@ class Loop:
 
     def _places(self) -> int:
         """How many jobs may be claimed now."""
-        if self.stop_by is not None or self.orders.quiet or not self.timers.may_claim():
+        may_claim = self.timers.may_claim() and self.identity.is_proven
+        if self.stop_by is not None or self.orders.quiet or not may_claim:
             return 0
         free = self.slots.free
         if self.options.max_jobs is not None:
@@ -235,12 +248,8 @@ class Loop:
         )
 
     def _settlements(self) -> Sequence[Settlement]:
-        """Collect what is to be settled; kept until a commit, whatever happens to this tick."""
         self.waiting.forget_wakes()
-        self.finished += self.slots.take_finished()
-        finished = {f.settlement.lease_id: f for f in self.finished}
-        self.told = [told for told in self.told if not said_better(told, finished)]
-        return self.told + [f.settlement for f in self.finished if f.settled is None]
+        return self.outcomes.collect()
 
     def _tick(self) -> None:
         began = time.monotonic()
@@ -258,20 +267,17 @@ class Loop:
 
     def _failed(self, error: Exception) -> None:
         """Nothing was committed, or nobody knows: keep every outcome, and act by the cause."""
-        connection = connections[conf.get().database]
-        dialect = dialect_for(connection)
-        # What is not the database's error came before the commit, from data that was read.
-        trouble = dialect.diagnose(error) if isinstance(error, DatabaseError) else "data"
-        if trouble == "busy":
-            return
-        if trouble == "full":
+        trouble = self.database.diagnose(error)
+        if trouble == "lost":
+            self.database.lose(error)
+        elif trouble == "full":
             logger.error("No room for the database: %s. Claims stop; outcomes are kept.", error)
             self.timers.hold_claims(1.0)
         elif trouble == "data" and not self.careful:
             logger.warning("Something cannot be stored or read: %r. One by one, then.", error)
             self.careful = True
-            dialect.read_anything(connection)
-        else:
+            self.database.read_anything()
+        elif trouble != "busy":
             logger.critical("Nobody knows what was committed: %r. Exiting.", error, exc_info=error)
             self.exit_code = EXIT_UNKNOWN
 
@@ -298,9 +304,7 @@ class Loop:
             self._share_work()
 
     def _apply_answers(self, done: Done) -> None:
-        seconds = {f.settlement.lease_id: f.run_seconds for f in self.finished}
-        answers = done.answers + [f.settled for f in self.finished if f.settled is not None]
-        self.told, self.finished = [], []
+        answers, seconds = self.outcomes.committed(done.answers)
         self.stats.settled(answers, seconds, done.now)
         waits = room = False
         for answer in answers:
@@ -319,8 +323,7 @@ class Loop:
     def _share_work(self) -> None:
         """There may be jobs, or room for them, that nobody has been told of."""
         self.pace.more = True
-        if self.identity.database_path is not None:
-            wakeup.ring(self.identity.database_path)
+        wakeup.ring(conf.get().database)
 
     def _start(self, claims: Sequence[Claim], began: float) -> None:
         for claim in claims:
@@ -334,7 +337,7 @@ class Loop:
     def _keep_time_limits(self) -> None:
         now = time.monotonic()
         for held in self.leases.overdue(now):
-            self.told.append(timed_out(held.claim))
+            self.outcomes.told.append(timed_out(held.claim))
             self._lose(held.claim.lease_id, TIMED_OUT)
         for held in self.leases.gone(now):
             self._lose(held.claim.lease_id, "the lease ran out before it could be renewed")
@@ -359,12 +362,11 @@ class Loop:
         """Decide whether the life of this worker is over; sets the exit code."""
         # A job whose lease is over is nobody's any more, although its function goes on.
         at_work = len(self.slots.running) > self.slots.stuck
-        idle = not (at_work or self.slots.has_finished or self.finished or self.told)
+        idle = not (at_work or self.slots.has_finished or self.outcomes.wait)
         if self.stop_by is not None:
             if idle or time.monotonic() >= self.stop_by:
                 self.exit_code = 0
-        elif not self.told and self.stuck.given_up(self.slots.stuck):
-            logger.error("Every slot is held by a function that does not end. Exiting.")
+        elif not self.outcomes.told and self.stuck.given_up(self.slots.stuck):
             self.exit_code = EXIT_STUCK
         elif idle and self._nothing_left():
             self.exit_code = 0
@@ -373,9 +375,10 @@ class Loop:
     def _nothing_left(self) -> bool:
         if self.options.max_jobs is not None and self.claimed >= self.options.max_jobs:
             return True
-        if not self.options.drain or self.pace.more or self.timers.due:
+        busy = not self.options.drain or self.pace.more or self.timers.due
+        if busy or not self.database.usable():
             return False
-        return store.inspect.busy_queues(self.backends).isdisjoint(self._own(self.queues))
+        return store.inspect.busy_queues(self.backends).isdisjoint(self.options.served(self.queues))
 
     def _leave(self) -> None:
         """Hand back what is unfinished, uncharged, and mark the row as stopped.
@@ -383,17 +386,14 @@ class Loop:
         Sets ``left`` if all of that was committed.
         """
         self.stop_by = self.stop_by or time.monotonic()
-        self.finished += self.slots.take_finished()
-        done = {f.settlement.lease_id for f in self.finished}
-        for held in self.leases:
-            if held.claim.lease_id not in done:
-                self.told.append(released(held.claim))
-                held.context.cancel("the worker is stopping")
+        self.outcomes.hand_back(self.leases)
         give_up = time.monotonic() + LEAVE_SECONDS
-        while (self.told or self.finished) and self.exit_code == 0 and time.monotonic() < give_up:
-            time.sleep(self.timers.retry_in())
-            self._tick()
-        if not (self.told or self.finished):
+        while self.outcomes.wait and self.exit_code == 0 and time.monotonic() < give_up:
+            time.sleep(max(self.timers.retry_in(), self.database.retry_in()))
+            with self.database:
+                if self.database.usable():
+                    self._tick()
+        if not self.outcomes.wait:
             self.left = self.identity.sign_off(self.orders.stop_reason, LEAVE_SECONDS)
         self._share_work()
         self.dead.close()

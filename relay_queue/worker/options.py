@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -23,6 +24,12 @@ class WorkerOptions:
     shutdown_timeout_seconds: float
     drain: bool
     max_jobs: int | None
+
+    def served(self, queues: Iterable[str]) -> list[str]:
+        """Return which of these queues the worker serves, in the order that it was given."""
+        if self.queues is not None:
+            return list(self.queues)
+        return [name for name in queues if name not in self.exclude_queues]
 
 
 # Supervisor to worker, one byte each. End of file means that the supervisor is gone: drain.

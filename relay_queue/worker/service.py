@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 
 from django.db import DatabaseError, connections
@@ -13,6 +14,8 @@ from relay_queue.worker.loop import Loop
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.tick import SLICE_SECONDS
 from relay_queue.worker.waiting import Waiting
+
+logger = logging.getLogger("relay_queue.worker")
 
 
 def run(options: WorkerOptions, control: int) -> int:
@@ -41,7 +44,7 @@ def run(options: WorkerOptions, control: int) -> int:
 
 
 def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
-    """Register, however long others hold the database; None if told to stop meanwhile.
+    """Register, however long the database is held or away; None if told to stop meanwhile.
 
     The supervisor's ready timeout bounds it. Giving up here would count as a failed start, and a
     migration of a few seconds would use up all of them.
@@ -54,8 +57,12 @@ def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
             dialect.limit_wait(connection, SLICE_SECONDS)
             return register(options)
         except DatabaseError as error:
-            if dialect.diagnose(error) != "busy":
+            trouble = dialect.diagnose(error)
+            if trouble not in ("busy", "lost"):
                 raise
+            if trouble == "lost":
+                logger.warning("The database is not reached: %s", error)
+                connection.close()
         woken = waiting.wait(SLICE_SECONDS)
         if woken.drain or woken.quit:
             return None

@@ -82,6 +82,10 @@ class Timers:
         """Note a probe of the siblings."""
         self._probe_at = time.monotonic() + PROBE_SECONDS
 
+    def probe_in(self, seconds: float) -> None:
+        """Probe once more so soon: somebody may have died."""
+        self._probe_at = min(self._probe_at, time.monotonic() + seconds)
+
     def probe_due(self) -> bool:
         """Whether it is time to see which siblings have died."""
         return time.monotonic() >= self._probe_at
@@ -90,6 +94,10 @@ class Timers:
         """Whether the worker's row, and the statistics if ``dirty``, must be written."""
         now = time.monotonic()
         return now >= self._heartbeat_at or (dirty and now >= self._flush_at)
+
+    def write_soon(self) -> None:
+        """Write the worker's row in the next tick: it may say that the worker is dead."""
+        self._heartbeat_at = time.monotonic()
 
     def written(self) -> None:
         """Note that row and statistics were committed."""

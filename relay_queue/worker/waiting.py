@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from relay_queue.wakeup import Doorbell
+from relay_queue.wakeup import Bell
 from relay_queue.worker.options import DRAIN, LOOK, QUIT
 
 
@@ -31,7 +31,7 @@ class Waiting:
     def __init__(self, control: int) -> None:
         self._control = socket.socket(fileno=os.dup(control))
         self._control.setblocking(False)
-        self._bell: Doorbell | None = None
+        self._bell: Bell | None = None
         self._waking = threading.Lock()
         self._closed = False
         self._asleep = False
@@ -43,7 +43,7 @@ class Waiting:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._selector.register(self._control, selectors.EVENT_READ)
 
-    def listen_to(self, bell: Doorbell) -> None:
+    def listen_to(self, bell: Bell) -> None:
         """Let a bell end the sleep, too."""
         self._bell = bell
         self._selector.register(bell, selectors.EVENT_READ)

@@ -14,6 +14,9 @@ from relay_queue.db.gate import gate_of
 
 logger = logging.getLogger("relay_queue.worker")
 
+EXIT_STUCK = 71
+"""Exit code when every slot is held by a function that does not end."""
+
 EXIT_HOGGED = 72
 """Exit code of a process whose function held the writer for too long."""
 
@@ -38,7 +41,10 @@ class StuckWatch:
             return False
         now = time.monotonic()
         self.given_up_at = self.given_up_at or now + STUCK_GRACE_SECONDS
-        return now >= self.given_up_at
+        if now < self.given_up_at:
+            return False
+        logger.error("Every slot is held by a function that does not end. Exiting.")
+        return True
 
 
 def exit_if_gate_is_hogged(stuck_threads: Collection[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from relay_queue.exceptions import TimedOut
 from relay_queue.store.records import Claim, Settlement
@@ -12,6 +13,11 @@ from relay_queue.worker.executor import Finished
 def released(claim: Claim) -> Settlement:
     """Hand a job back, uncharged."""
     return Settlement("release", claim.lease_id, claim.token)
+
+
+def again(told: Settlement) -> Settlement:
+    """Return the same words as a repetition, which the store takes as told once."""
+    return replace(told, again=True)
 
 
 def said_better(told: Settlement, finished: Mapping[int, Finished]) -> bool:

@@ -20,7 +20,8 @@ from relay_queue.compat import TaskResultDoesNotExist, TaskResultStatus, task_ba
 from relay_queue.exceptions import PayloadError, QueueFull
 from relay_queue.models import Job
 from relay_queue.testing import run_on_enqueue, run_pending
-from relay_queue.wakeup import Doorbell, database_path
+from relay_queue.wakeup import Doorbell
+from relay_queue.wakeup.files import database_path
 from tests import tasks
 from tests.conformance.conftest import Aliases
 

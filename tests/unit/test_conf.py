@@ -47,7 +47,7 @@ DURATIONS = {
     "RETAIN_WORKERS_SECONDS": (0, 100 * YEAR, True),
 }
 NUMBERS = WHOLE_NUMBERS | DURATIONS
-OTHERS = {"DATABASE", "QUEUES", "REDACT", "BACKOFF_JITTER"}
+OTHERS = {"DATABASE", "QUEUES", "REDACT", "BACKOFF_JITTER", "WAKEUP"}
 
 
 def judged(key: str, value: Any) -> list[conf.Problem]:
@@ -165,6 +165,13 @@ def test_jitter_is_none_or_full(value: Any) -> None:
     assert not judged("BACKOFF_JITTER", "full")
     (problem,) = judged("BACKOFF_JITTER", value)
     assert '"none" or "full"' in problem.hint
+
+
+@pytest.mark.parametrize("value", ["none", None, True, ["poll"]])
+def test_wakeup_is_auto_or_poll(value: Any) -> None:
+    assert not judged("WAKEUP", "poll")
+    (problem,) = judged("WAKEUP", value)
+    assert '"auto" or "poll"' in problem.hint
 
 
 @pytest.mark.parametrize("value", ["password", None, [1], [""], {"password": 1}])

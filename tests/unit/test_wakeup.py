@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from relay_queue import wakeup
-from relay_queue.wakeup import Doorbell, database_path, ring, ring_on_commit
+from relay_queue.wakeup import Doorbell, doorbell, ring_on_commit
+from relay_queue.wakeup.doorbell import ring
+from relay_queue.wakeup.files import database_path
 from tests.conftest import wait_until
 
 NOBODY = 65534
@@ -83,7 +84,7 @@ def test_rings_coalesce_and_a_full_bell_delays_nobody(database: Path, bell: Door
 def test_clearing_ends_although_the_rings_do_not(
     database: Path, bell: Doorbell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeup, "MOST_RINGS_PER_CLEAR", 3)
+    monkeypatch.setattr(doorbell, "MOST_RINGS_PER_CLEAR", 3)
     for _ in range(5):
         ring(str(database))
     assert (bell.clear(), bell.clear()) == (3, 2)
@@ -92,7 +93,10 @@ def test_clearing_ends_although_the_rings_do_not(
 def test_another_process_wakes_a_waiting_one(database: Path, bell: Doorbell) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(bell, selectors.EVENT_READ)
-        source = f"from relay_queue.wakeup import ring; assert ring({str(database)!r}) == 1"
+        source = (
+            "import django; django.setup(); from relay_queue.wakeup.doorbell import ring; "
+            f"assert ring({str(database)!r}) == 1"
+        )
         subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
         assert selector.select(30)
     assert bell.clear() == 1
@@ -117,12 +121,12 @@ def test_many_threads_ring_at_once(database: Path, bell: Doorbell) -> None:
 # --- Where the bells hang ----------------------------------------------------
 
 
-@pytest.mark.parametrize("open_files", [wakeup.OPEN_FILES, "/nowhere"])
+@pytest.mark.parametrize("open_files", [doorbell.OPEN_FILES, "/nowhere"])
 @pytest.mark.parametrize("name", ["with some spaces", "Prüfung-日本", "long-" * 40])
 def test_any_path_to_the_database_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, open_files: str
 ) -> None:
-    monkeypatch.setattr(wakeup, "OPEN_FILES", open_files)
+    monkeypatch.setattr(doorbell, "OPEN_FILES", open_files)
     database = tmp_path / name / "some.sqlite3"
     database.parent.mkdir()
     database.touch()

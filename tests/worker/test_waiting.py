@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay_queue import wakeup
-from relay_queue.wakeup import Doorbell
+from relay_queue.wakeup import Doorbell, doorbell
 from relay_queue.worker.options import DRAIN, LOOK, QUIT, READY
 from relay_queue.worker.waiting import Waiting, Woken
 
@@ -60,7 +59,7 @@ def test_time_alone_ends_a_sleep_without_a_reason(waiting: Waiting) -> None:
 
 def test_many_rings_are_one_reason_and_used_up(waiting: Waiting, database: str) -> None:
     for _ in range(5):
-        wakeup.ring(database)
+        doorbell.ring(database)
     assert waiting.wait(LONG_SECONDS).rung
     assert quiet(waiting.wait(0))
 

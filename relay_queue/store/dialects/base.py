@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-Trouble = Literal["busy", "full", "unknown", "data"]
+Trouble = Literal["busy", "full", "unknown", "data", "lost"]
 """What a database error means to whoever was in a transaction; see `Dialect.diagnose`."""
 
 
@@ -21,6 +21,9 @@ class Dialect(ABC):
     skip_locked: str
     """The clause that lets concurrent claims pass over each other's rows; empty where one writer
     at a time makes it needless."""
+
+    has_sessions: bool
+    """Whether there is a server whose sessions can be notified, and hold locks that end with them."""
 
     lock_queue: str
     """The clause that locks the row of a queue with a limit; empty as above."""
@@ -66,8 +69,10 @@ class Dialect(ABC):
         """Say what a database error means.
 
         ``busy``: nothing happened, try again. ``full``: nothing happened and there is no room.
-        ``data``: nothing happened, for a reason that lies in the values. ``unknown``: the
-        transaction may have committed or not; only a fresh look at the tables can tell.
+        ``data``: nothing happened, for a reason that lies in the values. ``lost``: the connection
+        has ended, or the server takes no work; a commit may have happened or not, and whatever was
+        told must be told again over a new connection. ``unknown``: the same, and the database is
+        not to be trusted any more.
         """
 
     @abstractmethod

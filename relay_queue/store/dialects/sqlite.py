@@ -23,6 +23,7 @@ class SQLiteDialect(Dialect):
     """The gate, BEGIN IMMEDIATE, the process's own clock, and text timestamps."""
 
     skip_locked = ""
+    has_sessions = False
     lock_queue = ""
 
     def outermost(

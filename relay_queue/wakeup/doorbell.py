@@ -1,11 +1,7 @@
-"""How an idle worker hears of work: the doorbell beside an SQLite database.
+"""The doorbell beside an SQLite database.
 
 Each worker process hangs a `Doorbell`, a Unix datagram socket, in the directory
-`<database>-bells/`. Whoever commits work rings every bell found there. A ring carries no
-information and may be lost: workers also look at the queue every few seconds.
-
-`database_path` and `ring_on_commit` are the only functions here that know of Django's
-connections. Another database becomes a second branch in them.
+`<database>-bells/`. Whoever commits work rings every bell found there.
 """
 
 import logging
@@ -13,14 +9,12 @@ import os
 import socket
 import stat
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
-from urllib.parse import unquote, urlsplit
+from functools import lru_cache
 
-from django.db import connections, transaction
+from relay_queue.wakeup.files import directory_beside, share_like_database
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +27,6 @@ RING = b"!"
 MOST_RINGS_PER_CLEAR = 1_000
 
 _bells: "weakref.WeakSet[Doorbell]" = weakref.WeakSet()
-_last_hook = threading.local()
 
 
 class Doorbell:
@@ -119,73 +112,6 @@ def ring(database_path: str) -> int:
     except Exception:
         logger.debug("No bell was rung beside %r", database_path, exc_info=True)
         return 0
-
-
-def ring_on_commit(using: str) -> None:
-    """Ring once when the transaction on alias `using` commits, or now if there is none.
-
-    Any number of calls in one transaction make one ring. Rolled back work does not ring. Does
-    nothing if the database has no bells, or if autocommit was turned off by hand, where the
-    moment of the commit cannot be known.
-    """
-    path = database_path(using)
-    if path is None:
-        return
-    connection = transaction.get_connection(using)
-    if not connection.in_atomic_block:
-        if connection.get_autocommit():
-            ring(path)
-        return
-    # Django drops the hooks of a rolled back savepoint, so a flag "already asked" could outlive
-    # its hook. Looking for the hook itself, where it was put, cannot be wrong.
-    hooks = connection.run_on_commit
-    place, hook = getattr(_last_hook, "entry", (0, None))
-    if place < len(hooks) and hooks[place][1] is hook:
-        return
-    _last_hook.entry = (len(hooks), partial(ring, path))
-    transaction.on_commit(_last_hook.entry[1], using=using, robust=True)
-
-
-def database_path(using: str) -> str | None:
-    """Return the path of the SQLite file behind alias `using`, or None if it has no file."""
-    connection = connections[using]
-    # Only Django's SQLite connections answer this question, so only they can have a file.
-    is_in_memory = getattr(connection, "is_in_memory_db", None)
-    if is_in_memory is None or is_in_memory():
-        return None
-    name = str(connection.settings_dict["NAME"])
-    return unquote(urlsplit(name).path) if name.startswith("file:") else name
-
-
-def directory_beside(database_path: str, suffix: str) -> str:
-    """Return the directory `<database><suffix>`, made if missing.
-
-    A directory made here may be used by whoever can write the database. Raises `OSError`.
-    """
-    directory = os.path.realpath(database_path) + suffix
-    with suppress(FileExistsError):
-        os.mkdir(directory)
-        share_like_database(database_path, directory)
-    return directory
-
-
-def share_like_database(database_path: str, path: str) -> None:
-    """Give `path`, owned by this process, to those who can write the database.
-
-    It takes the database's group, and for root its owner. Without the right to set the group,
-    the group gets no access: it would be another group. No database yet: nothing changes.
-    """
-    try:
-        database = os.stat(database_path)
-    except FileNotFoundError:
-        return
-    access = 0o7 if os.path.isdir(path) else 0o6
-    classes = [shift for shift in (6, 3, 0) if database.st_mode >> shift & stat.S_IWOTH]
-    try:
-        os.chown(path, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
-    except PermissionError:
-        classes = [shift for shift in classes if shift != 3]
-    os.chmod(path, sum(access << shift for shift in {6, *classes}))
 
 
 def _ring_all(database_path: str) -> int:

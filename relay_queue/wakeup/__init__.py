@@ -1,0 +1,90 @@
+"""How an idle worker hears of work: whoever commits some rings every worker's bell.
+
+A ring carries no information and may be lost: workers also look at the queue every few seconds.
+What a bell is depends on the database: a socket beside an SQLite file (`doorbell`), or a
+notification of PostgreSQL (`notify`, heard by `session`). With ``RELAY["WAKEUP"]`` set to
+``"poll"`` nobody rings and nobody listens.
+"""
+
+import threading
+from functools import partial
+from typing import Protocol
+
+from django.db import connections, transaction
+
+from relay_queue import conf
+from relay_queue.store.dialects import dialect_for
+from relay_queue.wakeup import doorbell, notify
+from relay_queue.wakeup.doorbell import Doorbell
+from relay_queue.wakeup.files import database_path
+from relay_queue.wakeup.session import Session
+
+_last_hook = threading.local()
+
+
+class Bell(Protocol):
+    """The listening end, one per worker process."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable on a ring; it stays the same."""
+
+    def clear(self) -> int:
+        """Take the pending rings off the bell and return how many there were."""
+
+    def close(self) -> None:
+        """Take the bell down. May be called twice."""
+
+
+def ring(using: str) -> None:
+    """Ring the workers of the queue on alias `using`. Never raises."""
+    if conf.get().wakeup == "poll":
+        return
+    if dialect_for(connections[using]).has_sessions:
+        notify.ring(using)
+        return
+    path = database_path(using)
+    if path is not None:
+        doorbell.ring(path)
+
+
+def ring_on_commit(using: str) -> None:
+    """Ring once when the transaction on alias `using` commits, or now if there is none.
+
+    Any number of calls in one transaction make one ring. Rolled back work does not ring. Does
+    nothing if the database has no bells, or if autocommit was turned off by hand, where the
+    moment of the commit cannot be known.
+    """
+    if not _has_bells(using):
+        return
+    connection = transaction.get_connection(using)
+    if not connection.in_atomic_block:
+        if connection.get_autocommit():
+            ring(using)
+        return
+    # Django drops the hooks of a rolled back savepoint, so a flag "already asked" could outlive
+    # its hook. Looking for the hook itself, where it was put, cannot be wrong.
+    hooks = connection.run_on_commit
+    place, hook = getattr(_last_hook, "entry", (0, None))
+    if place < len(hooks) and hooks[place][1] is hook:
+        return
+    _last_hook.entry = (len(hooks), partial(ring, using))
+    transaction.on_commit(_last_hook.entry[1], using=using, robust=True)
+
+
+def open_session(using: str, lock_key: int) -> Session | None:
+    """Open a worker's own session, where the database has such and the settings allow it.
+
+    Raises the database's error.
+    """
+    if conf.get().wakeup == "poll" or not dialect_for(connections[using]).has_sessions:
+        return None
+    return Session(using, lock_key)
+
+
+def _has_bells(using: str) -> bool:
+    if conf.get().wakeup == "poll":
+        return False
+    return dialect_for(connections[using]).has_sessions or database_path(using) is not None
+
+
+__all__ = ["Bell", "Doorbell", "Session", "open_session", "ring", "ring_on_commit"]

@@ -1,0 +1,206 @@
+"""A worker's own session with PostgreSQL: it hears the rings, and its lock proves the worker alive.
+
+One connection does both, since both end with it. When it is lost, a thread opens the next one, so
+that the loop never waits for a server that does not answer. Until then the worker does not hold its
+lock, and must not claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from django.db import connections
+
+from relay_queue.wakeup.notify import FIND_CHANNEL
+
+if TYPE_CHECKING:
+    import psycopg
+
+logger = logging.getLogger("relay_queue.worker")
+
+CONNECT_PARAMETERS: dict[str, Any] = {
+    "connect_timeout": 5,
+    "fallback_application_name": "relay worker session",
+    # A host that vanished without a word is noticed by both ends in about 20 seconds.
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""Unless OPTIONS of the alias say otherwise."""
+
+TUNE: LiteralString = """
+    SELECT set_config(s.name, wanted.value, false)
+    FROM (VALUES ('lock_timeout', '2s'), ('statement_timeout', '0'), ('idle_session_timeout', '0'),
+                 ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '5'),
+                 ('tcp_keepalives_count', '3')) AS wanted (name, value)
+    JOIN pg_settings s ON s.name = wanted.name
+"""
+"""Keep the session although it idles, and let the server notice soon that we are gone."""
+
+END_OLD: LiteralString = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks
+    WHERE pid = %s AND locktype = 'advisory' AND objsubid = 1 AND granted
+      AND (classid::bigint << 32) | objid::bigint = %s
+"""
+"""End our last session where the server has not noticed that it is over: it still has our lock."""
+
+LOCK: LiteralString = "SELECT pg_advisory_lock(%s)"
+"""Take the lock that proves this worker alive. A prober may hold it for a moment."""
+
+MAX_DELAY_SECONDS = 1.0
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session:
+    """The session of one worker process; it belongs to the loop's thread.
+
+    Only `_dial` runs in another thread, and hands over what it has opened.
+    """
+
+    def __init__(self, using: str, lock_key: int) -> None:
+        """Connect, take the lock and listen. Raises the database's error."""
+        self.regained = False
+        """Whether the lock was lost and taken again; whoever acts on it sets it back."""
+        self._using = using
+        self._lock_key = lock_key
+        self._closing = threading.Event()
+        self._handover = threading.Lock()
+        self._dialled: psycopg.Connection[Any] | None = None
+        self._line: psycopg.Connection[Any] | None = None
+        with connections[using].wrap_database_errors:
+            line = self._open(None)
+        # Epoll and kqueue can be waited for themselves: the loop waits for one descriptor, while
+        # connections come and go behind it.
+        self._selector: Any = selectors.DefaultSelector()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._selector.register(self._reader, selectors.EVENT_READ)
+        self._adopt(line)
+        _sessions.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this worker holds its lock, as far as it knows."""
+        return self._line is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable on a ring, or when the connection ends."""
+        return int(self._selector.fileno())
+
+    def clear(self) -> int:
+        """Take the pending rings and return how many; a new connection counts as one."""
+        rings = self._take_over()
+        if self._line is None:
+            return rings
+        try:
+            self._line.pgconn.consume_input()
+            while self._line.pgconn.notifies():
+                rings += 1
+        except self._line.Error as error:
+            self._lose(self._line, error)
+        return rings
+
+    def release(self) -> None:
+        """End the session, and with it the lock. May be called twice."""
+        with self._handover:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        for line in (self._line, self._dialled):
+            if line is not None:
+                line.close()
+        self._line = None
+        self._selector.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    close = release
+
+    def _open(self, old_pid: int | None) -> psycopg.Connection[Any]:
+        # Imported here: only who uses PostgreSQL has the driver.
+        import psycopg
+
+        wanted = connections[self._using].get_connection_params()
+        for own in ("context", "cursor_factory", "prepare_threshold"):
+            wanted.pop(own, None)
+        line = psycopg.connect(**{**CONNECT_PARAMETERS, **wanted}, autocommit=True)
+        try:
+            line.execute(TUNE)
+            if old_pid is not None:
+                line.execute(END_OLD, [old_pid, self._lock_key])
+            line.execute(LOCK, [self._lock_key])
+            (channel,) = line.execute(FIND_CHANNEL).fetchone() or ("",)
+            line.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _adopt(self, line: psycopg.Connection[Any]) -> None:
+        self._line = line
+        # Noted now: a connection that has ended cannot be asked.
+        self._descriptor, self._server_pid = line.fileno(), line.info.backend_pid
+        self._selector.register(self._descriptor, selectors.EVENT_READ)
+
+    def _take_over(self) -> int:
+        """Take the connection that the other thread has opened, if there is one."""
+        with suppress(BlockingIOError):
+            os.read(self._reader, 16)
+        with self._handover:
+            line, self._dialled = self._dialled, None
+        if line is None:
+            return 0
+        self._adopt(line)
+        self.regained = True
+        logger.warning("The worker's session with the database is open again.")
+        return 1
+
+    def _lose(self, line: psycopg.Connection[Any], error: Exception) -> None:
+        logger.warning("The worker's session with the database is lost: %s", error)
+        self._line = None
+        self._selector.unregister(self._descriptor)  # by number: the driver has closed it
+        line.close()
+        threading.Thread(target=self._dial, name="relay-session", daemon=True).start()
+
+    def _dial(self) -> None:
+        """Open the next connection, however long that takes."""
+        delay = 0.0
+        while not self._closing.wait(delay):
+            try:
+                line = self._open(self._server_pid)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next may succeed
+                logger.debug("No new session yet: %s", error)
+                delay = min(MAX_DELAY_SECONDS, delay * 2 or 0.05)
+                continue
+            with self._handover:
+                if self._closing.is_set():
+                    line.close()
+                    return
+                self._dialled = line
+                os.write(self._writer, b"!")
+            return
+
+    def _leave_to_parent(self) -> None:
+        """Close the child's copy of the socket, without a word to the server.
+
+        Kept open by a child that outlives the worker, it would keep the dead worker's lock.
+        """
+        if self._line is not None:
+            os.close(self._descriptor)
+
+
+def _leave_sessions_to_parent() -> None:
+    for session in list(_sessions):
+        session._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sessions_to_parent)
