@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from relay_queue import conf, store
+from relay_queue import announce, conf, store
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     AnyResult,
@@ -27,9 +27,9 @@ from relay_queue.compat import (
     InvalidTask,
     InvalidTaskBackend,
     normalize_json,
-    signals,
 )
 from relay_queue.exceptions import ConfigurationError, InvalidJob, PayloadError, QueueFull
+from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
 from relay_queue.task import Call, RelayTask, resolve
@@ -42,7 +42,10 @@ OPTIONS: Final = (*OF_JOBS, "enqueue_on_commit", "max_payload_bytes")
 """What ``TASKS[alias]["OPTIONS"]`` may set; all but ``enqueue_on_commit`` are for the tasks of the
 alias that do not say themselves."""
 
-MIN_PAYLOAD_BYTES: Final = len('{"args":[],"kwargs":{}}')
+MOST_AGREEMENTS: Final = 1024
+"""Tasks whose terms a backend remembers."""
+
+MIN_PAYLOAD_BYTES: Final = len(NO_ARGUMENTS)
 
 
 class _Agreed(NamedTuple):
@@ -90,6 +93,7 @@ class RelayBackend(BaseTaskBackend):
                 f"means {DEFAULT_DB_ALIAS!r}, or an alias of DATABASES."
             )
         self._rows_in = DEFAULT_DB_ALIAS if asked is True else asked or None
+        self._agreements: dict[int, tuple[AnyTask, conf.RelaySettings, _Agreed]] = {}
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Judge ``OPTIONS`` for ``manage.py check``: what no task could use is an error."""
@@ -220,7 +224,7 @@ class RelayBackend(BaseTaskBackend):
             enqueued = store.enqueue_waiting(job, wait_seconds)
         note_enqueued(result, enqueued)
         if enqueued.created:
-            signals.task_enqueued.send_robust(type(self), task_result=result)
+            announce.enqueued(type(self), result)
             self.announce([result])
 
     def _insert_many(self, jobs: Sequence[store.NewJob], results: EnqueuedResults) -> None:
@@ -247,14 +251,25 @@ class RelayBackend(BaseTaskBackend):
 
     def _agree(self, task: AnyTask) -> _Agreed:
         """Return the terms of a task that a worker will find. Raises `UnknownTask` otherwise."""
+        settings = conf.get()
+        kept = self._agreements.get(id(task))
+        # Held by the entry, the task still is the one that had this id.
+        if kept is not None and kept[0] is task and kept[1] is settings:
+            resolve(task.module_path, self.alias)
+            return kept[2]
         if task.backend != self.alias or (self.queues and task.queue_name not in self.queues):
             self.validate_task(task)  # else its own alias did, when it was made
         resolve(task.module_path, self.alias)
-        return _Agreed(
+        agreed = _Agreed(
             store.terms(**self._job_options(task)),
             getattr(task, "idempotency_key", None),
             self._option(task, "max_payload_bytes"),
         )
+        if task.run_after is None:  # how far ahead a time may be is a question of now
+            if len(self._agreements) >= MOST_AGREEMENTS:
+                self._agreements.clear()  # tasks that `using` makes for one call add up
+            self._agreements[id(task)] = (task, settings, agreed)
+        return agreed
 
     def _job_options(self, task: AnyTask) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from django.db.models import F, Q
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.states import INTERRUPTED, Outcome, State
+from relay_queue.states import INTERRUPTED, NOT_ACKED, Outcome, State
 
 
 class Queue(models.Model):
@@ -283,6 +283,12 @@ class Lease(models.Model):
                 fields=["refused_at"],
                 condition=Q(refused_at__isnull=False),
                 name="relay_lease_refused",
+            ),
+            # Tells every verdict but for the jobs that have just succeeded: an ack never enters it.
+            models.Index(
+                fields=["job", "outcome", "refused_verb"],
+                condition=Q(outcome__in=NOT_ACKED),
+                name="relay_lease_not_acked",
             ),
             # Attempts of which nobody knows how far they came; there are few.
             models.Index(

@@ -28,6 +28,9 @@ from relay_queue.exceptions import PayloadError
 # otherwise must not enqueue what a worker with the usual limit cannot decode.
 MAX_INTEGER_DIGITS: Final = 4300
 
+NO_ARGUMENTS: Final = '{"args":[],"kwargs":{}}'
+"""The text of a call without arguments: the shortest there is."""
+
 _INTEGER_LIMIT: Final = 10**MAX_INTEGER_DIGITS
 _SCALARS: Final = frozenset({type(None), bool, int, float, str})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
@@ -75,6 +78,8 @@ def encode(
     be nested inside ``args`` or ``kwargs``. Raises `PayloadError` with the path of the first value
     at fault.
     """
+    if not args and not kwargs and max_bytes >= len(NO_ARGUMENTS):
+        return NO_ARGUMENTS  # as many periodic jobs have them
     roots = {"args": list(args), "kwargs": dict(kwargs)}
     text = _encode_plain(roots, roots.values(), max_bytes, max_depth)
     if text is None:

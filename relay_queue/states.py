@@ -71,9 +71,12 @@ UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})
 # Outcomes that the function itself gave. After any other nobody can know whether it had its effect.
 ANSWERED: Final = frozenset({Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED})
 
-# Ends that took the job from an owner who may still have been at it. What such an attempt did is
-# unknown, and the next one may do it again. A list, since an index is made of it.
-INTERRUPTED: Final = [Outcome.TIMED_OUT, Outcome.EXPIRED, Outcome.LOST]
+# Every end but the usual one, in an order: an index is made of this list and queries must repeat it.
+NOT_ACKED: Final = tuple(outcome.value for outcome in Outcome if outcome is not Outcome.ACKED)
+
+# Ends that took the job from an owner who may still have been at it: what such an attempt did is
+# unknown, and the next one may do it again. In an order, as above.
+INTERRUPTED: Final = tuple(end.value for end in (Outcome.TIMED_OUT, Outcome.EXPIRED, Outcome.LOST))
 
 # For each terminal state, the outcomes that the newest lease may have. None stands for a job that
 # was never leased since it was enqueued or requeued: cancelled before a claim, or found altered.

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "exceptions",
                 "clock",
                 "signals",
+                "verdict",
             }
         ),
     ),
@@ -35,11 +36,25 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("store", frozenset({"store"})),
     # Whoever enqueues rings and the worker listens; how depends on the store's dialect.
     ("wakeup", frozenset({"wakeup"})),
-    ("runtime", frozenset({"backend", "task", "results", "worker", "compat", "checks", "apps"})),
+    (
+        "runtime",
+        frozenset({"backend", "task", "results", "worker", "compat", "announce", "checks", "apps"}),
+    ),
     (
         "faces",
         frozenset(
-            {"cli", "bench", "management", "admin", "testing", "metrics", "templatetags", "urls"}
+            {
+                "cli",
+                "bench",
+                "drill",
+                "scratch",
+                "management",
+                "admin",
+                "testing",
+                "metrics",
+                "templatetags",
+                "urls",
+            }
         ),
     ),
 )

@@ -10,19 +10,17 @@ import argparse
 import importlib
 import json
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import Any
+
+from relay_queue.scratch import dependent
 
 
 def main() -> None:
     """Measure what the command line names."""
     options = _parse()
-    signal.signal(signal.SIGTERM, _leave)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    dependent.leave_with_parent()
     # Both before Django's settings are read.
     os.environ["DJANGO_SETTINGS_MODULE"] = "relay_queue.bench.settings"
     os.environ["RELAY_BENCH_DB"] = str(options.folder / "unused.sqlite3")
@@ -53,17 +51,6 @@ def _parse() -> argparse.Namespace:
 def _tell(kind: str, value: Any) -> None:
     sys.stdout.write(json.dumps({kind: value}) + "\n")
     sys.stdout.flush()
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the stopping
-    # An exception, so that every block on the way out stops what it has started.
-    raise SystemExit(1)
-
-
-def _leave_with_parent() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import relay_queue
 from relay_queue.bench.figures import SPECS, Figure
-
-STOP_SECONDS = 30.0
+from relay_queue.scratch import dependent
 
 
 def by_family(names: Sequence[str]) -> dict[str, list[str]]:
@@ -36,7 +29,8 @@ def measure(
     """
     folder.mkdir()
     missing, reason = list(names), ""
-    with _measuring(family, names, folder, quick) as process:
+    arguments = [family, str(folder), *names, *(["--quick"] if quick else [])]
+    with dependent.started("relay_queue.bench", arguments, folder, {}) as process:
         assert process.stdout is not None
         for line in process.stdout:
             for kind, value in json.loads(line).items():
@@ -55,53 +49,3 @@ def measure(
 def _unmeasured(name: str, fault: str) -> Mapping[str, Any]:
     spec = SPECS[name]
     return Figure(name, None, spec.unit, None, None, str(spec.bar), False, fault=fault).as_data()
-
-
-@contextmanager
-def _measuring(
-    family: str, names: Sequence[str], folder: Path, quick: bool
-) -> Iterator[subprocess.Popen[str]]:
-    """Start the process that measures; leave nothing of it or of its workers behind."""
-    arguments = [family, str(folder), *names, *(["--quick"] if quick else [])]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "relay_queue.bench", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_environment(),
-        cwd=folder,
-        text=True,
-        # A group of its own: Ctrl-C reaches us alone, and what is left at the end can be ended.
-        start_new_session=True,
-    )
-    try:
-        with process:
-            try:
-                yield process
-            finally:
-                _end(process)
-    finally:
-        _end_group(process.pid)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _end_group(leader: int) -> None:
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # as it should be: the process has stopped all that it started
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which the package is found from any directory."""
-    root = str(Path(relay_queue.__file__).parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

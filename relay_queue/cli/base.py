@@ -1,6 +1,6 @@
 """The frame of ``manage.py relay``: which verbs there are, how one is run, how it fails.
 
-Each verb is a module ``relay_queue.cli.<verb>`` with
+Each verb is a module ``relay_queue.cli.<verb>``, with ``_`` for ``-``, that has
 
 * ``HELP``: a sentence or two, shown by ``relay <verb> --help``;
 * ``add_arguments(parser)``: declares its arguments, with ``add_json`` if a program would read it;
@@ -34,9 +34,16 @@ VERBS: Final = {
     "recover": "end the leases whose time or owner is gone",
     "requeue": "put dead or cancelled jobs back",
     "cancel": "cancel unfinished jobs",
+    "discard": "delete dead letters",
+    "release": "take running jobs from their workers",
+    "run-now": "make waiting jobs ready before their time",
+    "priority": "change the priority of jobs that wait",
     "pause": "stop claiming from a queue",
     "resume": "claim from a paused queue again",
+    "limits": "show or change the limits of a queue",
     "rerank": "change how fast the jobs of a queue age",
+    "quiet": "let workers claim nothing more",
+    "stop-worker": "end worker processes that a supervisor would keep up",
     "prune": "delete old finished jobs",
     "backup": "copy the database while it is in use",
     "doctor": "show versions, settings, workers and what is wrong with them",
@@ -82,7 +89,7 @@ def verb_name(text: str) -> str:
 
 def load(verb: str) -> Verb:
     """Import the module of a verb. Raises ``CommandError`` if this installation lacks it."""
-    name = f"relay_queue.cli.{verb}"
+    name = f"relay_queue.cli.{verb.replace('-', '_')}"
     try:
         return cast(Verb, importlib.import_module(name))
     except ModuleNotFoundError as missing:

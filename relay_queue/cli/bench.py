@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from relay_queue.bench import families, machine
 from relay_queue.bench.figures import SPECS
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style
+from relay_queue.scratch import dependent
 
 HELP = (
     "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
@@ -55,7 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Measure, show, and return 1 if any figure is not ok."""
     names = options.only or list(SPECS)
     with (
-        _leaving_when_told(),
+        dependent.leaving_when_told(signal.SIGINT, signal.SIGTERM),
         tempfile.TemporaryDirectory(prefix="relay-bench-", ignore_cleanup_errors=True) as name,
     ):
         folder = Path(name)
@@ -86,23 +84,6 @@ def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:
             "programs are busy, so speeds will look lower than they are. Compare "
             "cpu_us_per_job instead, or measure again when the machine is idle."
         )
-
-
-@contextmanager
-def _leaving_when_told() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that processes and files are cleaned up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set it
-        return
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _measure(

@@ -43,7 +43,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     # Before anything connects: opening the database would repair the end of its log.
     log = None if path is None else read_wal_in_child(path)
     file = None if path is None else _file_facts(path)
-    queues = {queue.name: queue.counts for queue in report.status().queues}
+    status = report.status()
+    queues = {queue.name: queue.counts for queue in status.queues}
     ledger = report.ledger_totals()
     out.data(
         {
@@ -52,6 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             "jobs": queues,
             "ledger": ledger.outcomes,
             "refused": ledger.refused,
+            "verdicts": status.verdicts,
         }
     )
     if file is not None and log is not None:
@@ -63,6 +65,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.line()
     out.table(["leases", "outcome"], [[n, name] for name, n in ledger.outcomes.items()], "Ledger")
     out.line(f"late returns, refused: {ledger.refused:,}")
+    out.line()
+    rows = [[n, str(verdict.label)] for verdict, n in status.verdicts.items() if n]
+    out.table(["jobs", "verdict"], rows, "Verdicts")
     return 0
 
 
@@ -116,7 +121,7 @@ def _show_story(story: Story, out: Output) -> None:
             "finished": _when(job.finished_at),
             "key": job.idempotency_key,
             "last error": job.last_error or None,
-            "verdict": story.verdict,
+            "verdict": str(story.verdict.label),
             "because": story.detail,
         }
     )
@@ -169,4 +174,9 @@ def _story_as_data(story: Story) -> dict[str, Any]:
         row["token"] = lease.token[:TOKEN_CHARS]
         row["worker"] = str(lease.worker) if lease.worker_id and lease.worker else None
         leases.append(row)
-    return {"job": job, "leases": leases, "verdict": story.verdict, "detail": story.detail}
+    return {
+        "job": job,
+        "leases": leases,
+        "verdict": str(story.verdict.label),
+        "detail": story.detail,
+    }

@@ -8,13 +8,16 @@ from typing import Any
 
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
+from relay_queue.models import WorkerOrder
 from relay_queue.states import State
 from relay_queue.store import report
 from relay_queue.store.report import QueueStatus, Status, WorkerStatus
+from relay_queue.verdict import Verdict
 
 HELP = (
     "Show the jobs of each queue by state, how long the oldest has waited, the limits, the "
-    "workers, the dead letters and the late returns of the last day. Reads counters and indexes "
+    "workers, the dead letters, the late returns of the last day, and the jobs that ran or may have "
+    "run more than once. Reads counters and indexes "
     "only, so it is as fast with a million jobs."
 )
 
@@ -28,6 +31,9 @@ HEADINGS = {
     State.DEAD: "dead",
     State.CANCELLED: "cancel",
 }
+
+
+_ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +74,8 @@ def _show(status: Status, out: Output) -> None:
             "dead letters": status.dead,
             "next due": due and f"{due:%Y-%m-%d %H:%M:%S} ({_until(due, status)})",
             "late returns in the last day": status.refused_last_day,
+            "effect unknown": status.verdicts[Verdict.INTERRUPTED],
+            "ran more than once": status.verdicts[Verdict.RAN_AGAIN],
         }
     )
 
@@ -132,7 +140,7 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
 
 def _worker_state(worker: WorkerStatus) -> str:
     if worker.row.stopped_at is None:
-        return "running"
+        return _ORDERED.get(worker.row.ordered, "running")
     reason = f": {worker.row.stop_reason}" if worker.row.stop_reason else ""
     return f"stopped{reason}"
 
@@ -157,12 +165,13 @@ def _as_data(status: Status) -> dict[str, Any]:
         "dead": status.dead,
         "next_due_at": status.next_due_at,
         "refused_last_day": status.refused_last_day,
+        "verdicts": status.verdicts,
     }
 
 
 def _worker_as_data(worker: WorkerStatus) -> dict[str, Any]:
     names = ("id", "name", "host", "pid", "concurrency", "started_at", "heartbeat_at")
-    more = ("stopped_at", "stop_reason", "claimed", "succeeded", "failed", "refused")
+    more = ("stopped_at", "stop_reason", "ordered", "claimed", "succeeded", "failed", "refused")
     return {
         **{name: getattr(worker.row, name) for name in names + more},
         "queues": [name for name in worker.row.queues.split(",") if name],

@@ -45,8 +45,9 @@ class WalReport:
     * `clean`: it ends there.
     * `stale`: frames follow that count for nothing: of an older generation, as after every
       restart of the log, or left by a transaction that was rolled back. Not a fault.
-    * `torn`: an unfinished or cut write follows. SQLite drops it.
-    * `corrupt`: a damaged place follows, and beyond it a commit. SQLite drops that commit too.
+    * `torn`: the last transaction is unfinished, cut or damaged. SQLite drops it.
+    * `corrupt`: a damaged place follows, and beyond its transaction another commit. SQLite drops
+      both.
     * `unread`: the limit was reached first.
     """
 
@@ -257,7 +258,9 @@ def _explain(
     """Judge the first invalid frame by what it holds and by what lies beyond it.
 
     Only frames of this generation carry the header's salts, so a commit among them beyond the
-    damage was written after it. Without such a commit, nothing that counted is lost.
+    damage was written after it. The first may end the damaged transaction itself: after a power cut
+    any part of what was not synced may be missing, the middle too, and nobody was told of a commit.
+    Another one began when that transaction was safe.
     """
     reason = f"frame {number}: {_flaw(bad, computed, header)}"
     current = bad.salt == header.salt
@@ -265,8 +268,12 @@ def _explain(
         # Salts are not part of the checksum, and no other generation could have continued it.
         return "corrupt", f"{reason}, though its checksum continues this generation"
     following = next(_frames(file, header), None)
-    if commit := _next_commit(file, header, following, number + 1):
-        return "corrupt", f"{reason}, and frame {commit} beyond it is a commit"
+    commits = _commits_from(file, header, following, number + 1)
+    end = number if _is_commit(bad, header) else next(commits, None)
+    if later := next(commits, None):
+        return "corrupt", f"{reason}, and frame {later} beyond its transaction is a commit"
+    if end not in (None, number):
+        return "torn", f"{reason}; its transaction ends in frame {end} and is the last"
     return _judge_end(header, bad, following, reason)
 
 
@@ -287,17 +294,19 @@ def _judge_end(
     return "torn", f"{reason}; {last}"
 
 
-def _next_commit(
-    file: BinaryIO, header: _Header, following: _Frame | None, number: int
-) -> int | None:
-    """Return the number of the first commit of this generation from `following` on."""
-    while following is not None:
-        whole = len(following.raw) == header.frame_bytes
-        if whole and following.database_pages and following.salt == header.salt:
-            return number
-        following = next(_frames(file, header), None)
+def _commits_from(
+    file: BinaryIO, header: _Header, frame: _Frame | None, number: int
+) -> Iterator[int]:
+    """Yield the numbers of the whole commits of this generation from `frame` on."""
+    while frame is not None:
+        if _is_commit(frame, header) and len(frame.raw) == header.frame_bytes:
+            yield number
+        frame = next(_frames(file, header), None)
         number += 1
-    return None
+
+
+def _is_commit(frame: _Frame, header: _Header) -> bool:
+    return frame.database_pages != 0 and frame.salt == header.salt
 
 
 def _frame_checksum(checksum: Salt, frame: _Frame, header: _Header) -> Salt | None:

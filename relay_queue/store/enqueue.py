@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from django.db import connections
@@ -15,7 +16,8 @@ from relay_queue.exceptions import IdempotencyConflict, QueueFull
 from relay_queue.ranking import rank
 from relay_queue.states import State
 from relay_queue.store import bounds
-from relay_queue.store.queues import QueueLimits, queue_limits
+from relay_queue.store.dialects import Dialect
+from relay_queue.store.queues import QueueLimits, guessed_limits, queue_limits
 from relay_queue.store.records import Enqueued, NewJob, Terms
 from relay_queue.store.transaction import Transaction, transaction
 
@@ -50,6 +52,19 @@ INSERT_JOBS = f"""
 INSERT_JOB = f"{INSERT_JOBS} RETURNING id"
 """Insert one job."""
 
+INSERT_IF_STILL = f"""
+    INSERT INTO relay_queue_job ({", ".join(COLUMNS)}, {DEFAULTED})
+    SELECT {{row}}, 0, 0, 0, '' FROM relay_queue_queue
+    WHERE name = %s AND capacity IS NULL AND COALESCE(aging_seconds, 0) = %s
+    RETURNING id
+"""
+"""Insert one job if its queue is still unbounded and ages as it did: one statement, not two."""
+
+COLUMN_CASTS = (
+    *("text", "text", "text", "text", "bigint", "text", "smallint", "bigint", "text", "int"),
+    *("float8", "float8", "float8", "float8", "text", "timestamptz", "timestamptz"),
+)
+
 FIND_KEYS = """
     SELECT idempotency_key, id, task, payload, state, created_at FROM relay_queue_job
     WHERE queue = %s AND idempotency_key IN ({keys})
@@ -68,16 +83,22 @@ def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
 
     Raises `QueueFull`, `IdempotencyConflict` or `UnknownQueue`; nothing is written then.
     """
-    limits = queue_limits(tx, job.terms.queue)
-    if job.idempotency_key is not None:
-        found = _holders(tx, job.terms.queue, [job.idempotency_key])
+    queue, key = job.terms.queue, job.idempotency_key
+    guess = guessed_limits(queue) if key is None else None
+    if guess is not None:
+        guards = (queue, guess.aging_seconds or 0)
+        inserted = _insert_one(tx, job, guess, _insert_if_still(tx.dialect), *guards)
+        if inserted is not None:
+            return inserted
+    limits = queue_limits(tx, queue)
+    if key is not None:
+        found = _holders(tx, queue, [key])
         if found:
-            return _same_call(job, found[job.idempotency_key])
-    _admit(job.terms.queue, limits, 1)
-    state, tail = _place(tx, job.terms, limits)
-    ((job_id,),) = tx.fetch(INSERT_JOB, _row(job, tail))
-    tx.count(job.terms.queue, state, 1)
-    return Enqueued(job_id, True, state, tx.now)
+            return _same_call(job, found[key])
+    _admit(queue, limits, 1)
+    inserted = _insert_one(tx, job, limits, INSERT_JOB)
+    assert inserted is not None, "nothing but an error keeps a plain INSERT from inserting"
+    return inserted
 
 
 def enqueue_many(tx: Transaction, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -128,6 +149,23 @@ def enqueue_waiting(job: NewJob, wait_seconds: float) -> Enqueued:
                 raise
         time.sleep(min(pause, left))
         pause = min(pause * 2, 1.0)
+
+
+def _insert_one(
+    tx: Transaction, job: NewJob, limits: QueueLimits, statement: str, *guards: Any
+) -> Enqueued | None:
+    """Insert one job; None if a guard of the statement did not hold."""
+    state, tail = _place(tx, job.terms, limits)
+    rows = tx.fetch(statement, (*_row(job, tail), *guards))
+    if not rows:
+        return None
+    tx.count(job.terms.queue, state, 1)
+    return Enqueued(rows[0][0], True, state, tx.now)
+
+
+@lru_cache(maxsize=8)
+def _insert_if_still(dialect: Dialect) -> str:
+    return INSERT_IF_STILL.format(row=dialect.rows(1, COLUMN_CASTS)[1:-1])
 
 
 def _admit(queue: str, limits: QueueLimits, wanted: int) -> None:

@@ -25,7 +25,8 @@ ADVICE: Final[dict[str, str]] = {
     "log_torn": (
         "SQLite drops it when the database is next opened. A process or the power died while it "
         "was written; its commit was not reported, unless the disk lies about what it has stored. "
-        "Run `relay verify` again: the fault should be gone. If it comes back, test the disk."
+        "Run `relay verify` again: the fault should be gone. If it comes back, or if nothing died, "
+        "test the disk: the last commit may be lost."
     ),
     "log_corrupt": (
         "SQLite drops everything from the damaged frame on, committed transactions included. "

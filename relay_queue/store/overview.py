@@ -25,7 +25,7 @@ NEXT_DUE = """
 """
 """Find when the next scheduled and the next retrying job are due, among those that are due first."""
 
-_INTERRUPTED_SQL = ", ".join(f"'{outcome.value}'" for outcome in INTERRUPTED)
+_INTERRUPTED_SQL = ", ".join(f"'{outcome}'" for outcome in INTERRUPTED)
 
 INTERRUPTED_SINCE = f"""
     SELECT count(DISTINCT job_id) FROM (

@@ -31,6 +31,10 @@ CREATE_QUEUE = """
 """Create the row of a queue unless somebody has."""
 
 
+MOST_REMEMBERED = 1_000
+"""Queues whose limits a process keeps in mind."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """What an operator allows a queue. ``unfinished`` is counted only if ``capacity`` is set."""
@@ -42,9 +46,20 @@ class QueueLimits:
     unfinished: int
 
 
+_unbounded: dict[str, QueueLimits] = {}
+
+
 def queue_limits(tx: Transaction, name: str) -> QueueLimits:
     """Return the limits of a queue, creating its row on first use; see `queue_name`."""
     return _find(tx, name) or _create(tx, name)
+
+
+def guessed_limits(name: str) -> QueueLimits | None:
+    """Return the limits of a queue that had no capacity when this process last read them.
+
+    Another process may have changed them since, so a statement that relies on them asks again.
+    """
+    return _unbounded.get(name)
 
 
 def ensure_queue(tx: Transaction, name: str) -> None:
@@ -80,7 +95,18 @@ def _find(tx: Transaction, name: str) -> QueueLimits | None:
     pending = sum(tx.pending(name, state) for state in UNFINISHED)
     if not isinstance(aging_seconds, int | float | None):
         aging_seconds = QueueOptions().aging_seconds  # an altered row must not stop the queue
-    return QueueLimits(capacity, max_running, aging_seconds, bool(paused), unfinished + pending)
+    limits = QueueLimits(capacity, max_running, aging_seconds, bool(paused), unfinished + pending)
+    _remember(name, limits)
+    return limits
+
+
+def _remember(name: str, limits: QueueLimits) -> None:
+    if limits.capacity is not None:
+        _unbounded.pop(name, None)
+        return
+    if len(_unbounded) >= MOST_REMEMBERED:
+        _unbounded.clear()
+    _unbounded[name] = limits
 
 
 def _create(tx: Transaction, name: str) -> QueueLimits:

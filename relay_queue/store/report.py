@@ -1,7 +1,8 @@
 """Report: the read side for people. How the queues stand, and the story of a job.
 
 Queues and workers are read from the counters and by short probes of indexes, so that looking costs
-the same at a million jobs. Only `ledger_totals` reads a whole table.
+the same at a million jobs. Verdicts cost what the
+leases cost that were not acked. Only `ledger_totals` reads a whole table.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from relay_queue import clock, conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease, Queue, Worker
 from relay_queue.states import ANSWERED, UNFINISHED, State
-from relay_queue.store import inspect
+from relay_queue.store import inspect, verdicts
 from relay_queue.store.dialects import dialect_for
+from relay_queue.verdict import Verdict, has_answered, judge
 
 COUNTS = """
     SELECT queue, state, SUM(n) FROM relay_queue_queuecount
@@ -54,12 +56,6 @@ LEDGER_TOTALS = """
 LOOKED_AT_FOR_OLDEST: Final = 5_000
 RECENTLY_STOPPED: Final = timedelta(days=1)
 MOST_STOPPED_WORKERS: Final = 10
-
-NEVER_STARTED: Final = "never started"
-RUNNING: Final = "running"
-RAN_ONCE: Final = "ran once"
-RAN_AGAIN: Final = "ran more than once"
-UNKNOWN: Final = "interrupted, effect unknown"
 
 
 @dataclass(slots=True)
@@ -102,6 +98,7 @@ class Status:
     workers: list[WorkerStatus]
     next_due_at: datetime | None
     refused_last_day: int
+    verdicts: dict[Verdict, int]
 
     @property
     def dead(self) -> int:
@@ -123,7 +120,7 @@ class Story:
 
     job: Job
     leases: list[Lease]
-    verdict: str
+    verdict: Verdict
     detail: str
 
 
@@ -136,6 +133,7 @@ def status() -> Status:
         workers=workers(now),
         next_due_at=inspect.look().next_due_at,
         refused_last_day=refused_since(now - timedelta(days=1)),
+        verdicts=verdicts.count(),
     )
 
 
@@ -190,29 +188,26 @@ def story(job_id: int) -> Story:
     leases = list(
         Lease.objects.using(_alias()).filter(job=job_id).select_related("worker").order_by("id")
     )
-    return Story(job, leases, *verdict(leases))
+    return Story(job, leases, judge(leases), told(leases))
 
 
-def verdict(leases: Sequence[Lease]) -> tuple[str, str]:
-    """Say how often the function of a job ran, given its leases, and what that rests on.
+def told(leases: Sequence[Lease]) -> str:
+    """Say what the verdict on a job rests on, given its leases."""
+    answered = [_named(lease) for lease in leases if lease.outcome and has_answered(lease)]
+    cut_short = [_named(lease) for lease in leases if lease.outcome and not has_answered(lease)]
+    under_way = [str(lease.attempt) for lease in leases if lease.outcome is None]
+    lines = [f"attempts that answered: {', '.join(answered)}"] if answered else []
+    lines += [f"attempts cut short: {', '.join(cut_short)}"] if cut_short else []
+    lines += [f"attempt {number} is under way" for number in under_way]
+    return "; ".join(lines) or "it was never leased"
 
-    A function that answered (returned, raised, or asked to snooze) certainly ran. After any other
-    end nobody can say how far it had come. So one answer beside an interrupted attempt is "ran at
-    least once" at best, and the verdict is that the effect is unknown.
-    """
-    answered = [str(lease.attempt) for lease in leases if lease.outcome in ANSWERED]
-    ended = [lease for lease in leases if lease.outcome and lease.outcome not in ANSWERED]
-    cut_short = [f"{lease.attempt} ({lease.outcome})" for lease in ended]
-    told = [f"attempts that answered: {', '.join(answered)}"] if answered else []
-    told += [f"attempts cut short: {', '.join(cut_short)}"] if cut_short else []
-    detail = "; ".join(told)
-    if len(answered) > 1:
-        return RAN_AGAIN, detail
-    if cut_short:
-        return UNKNOWN, detail
-    if leases and leases[-1].outcome is None:
-        return RUNNING, "; ".join([*told, f"attempt {leases[-1].attempt} is under way"])
-    return (RAN_ONCE, detail) if answered else (NEVER_STARTED, "it was never leased")
+
+def _named(lease: Lease) -> str:
+    """Name an attempt; by its end if that is not an answer, and by the late word if that is."""
+    if lease.outcome in ANSWERED:
+        return str(lease.attempt)
+    late = f", late {lease.refused_verb}" if has_answered(lease) else ""
+    return f"{lease.attempt} ({lease.outcome}{late})"
 
 
 def _waited(since: Any, now: datetime) -> float:

@@ -20,7 +20,8 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, syn
 from django.core.signals import setting_changed
 from django.db import connections, transaction
 
-from relay_queue import clock, conf, payload, store
+from relay_queue import announce, clock, conf, payload, store
+from relay_queue.announce import warn
 from relay_queue.compat import (
     AnyResult,
     AnyTask,
@@ -34,8 +35,7 @@ from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
-from relay_queue.worker import announce, report
-from relay_queue.worker.announce import warn
+from relay_queue.worker import report
 from relay_queue.worker.context import JobContext, RelayContext, enter
 from relay_queue.worker.hygiene import close_connections
 

@@ -192,6 +192,21 @@ def test_a_commit_cut_short_beyond_the_damage_does_not_make_it_corruption(databa
     assert "no commit lies at or beyond it" in report.tail_reason
 
 
+@pytest.mark.parametrize("pages", [1, 0], ids=["sector", "frame"])
+def test_a_last_transaction_without_its_middle_is_a_torn_tail(database: Path, pages: int) -> None:
+    """A power cut leaves any part of what was not synced: its commit may be there, too."""
+    log = write_and_crash(database)
+    report = read_wal(str(database))
+    missing = report.frames - 1
+    content = bytearray(log.read_bytes())
+    start = offset_of(missing) + pages * FRAME_HEADER_BYTES
+    content[start : offset_of(missing + 1)] = bytes(offset_of(missing + 1) - start)
+    log.write_bytes(content)
+    report = read_wal(str(database))
+    assert (report.tail, report.tail_at_frame, report.commits) == ("torn", missing, 4)
+    assert f"ends in frame {missing + 1} and is the last" in report.tail_reason
+
+
 def test_space_that_was_never_written_is_a_torn_tail(database: Path) -> None:
     log = write_and_crash(database)
     frames = read_wal(str(database)).frames

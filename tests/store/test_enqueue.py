@@ -25,6 +25,7 @@ from relay_queue.exceptions import (
     UnknownQueue,
 )
 from relay_queue.models import Job, Lease, Queue
+from relay_queue.ranking import rank
 from tests.store.actions import (
     START,
     TASK,
@@ -653,3 +654,18 @@ def test_a_process_that_may_print_long_integers_cannot_enqueue_what_others_canno
             enqueue(args=[HUGE])
     finally:
         sys.set_int_max_str_digits(before)
+
+
+def test_limits_that_another_process_has_changed_since_the_last_enqueue_hold_at_once() -> None:
+    do(store.enqueue, job())
+    by_another_process = Queue.objects.filter(name="default")
+    by_another_process.update(capacity=1)
+    with pytest.raises(QueueFull):
+        do(store.enqueue, job())
+    by_another_process.update(capacity=None, aging_seconds=10.0)
+    urgent = read(do(store.enqueue, job(priority=2)).job_id)
+    assert urgent.rank == rank(urgent.available_at, 2, 10.0)
+    by_another_process.update(aging_seconds=None)
+    strict = read(do(store.enqueue, job(priority=2)).job_id)
+    assert strict.rank == rank(strict.available_at, 2, None)
+    assert_counters_exact()

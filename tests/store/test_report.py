@@ -9,6 +9,7 @@ from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Lease
 from relay_queue.states import Outcome
 from relay_queue.store import report
+from relay_queue.verdict import Verdict
 from tests.store import actions
 
 
@@ -19,38 +20,19 @@ def leases(*outcomes: str | None) -> list[Lease]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "expected"),
-    [
-        ((), report.NEVER_STARTED),
-        ((None,), report.RUNNING),
-        (("acked",), report.RAN_ONCE),
-        (("failed",), report.RAN_ONCE),
-        (("fatal",), report.RAN_ONCE),
-        (("snoozed",), report.RAN_ONCE),
-        (("lost",), report.UNKNOWN),
-        (("expired",), report.UNKNOWN),
-        (("timed_out",), report.UNKNOWN),
-        (("cancelled",), report.UNKNOWN),
-        (("released",), report.UNKNOWN),
-        (("lost", "acked"), report.UNKNOWN),
-        (("failed", "acked"), report.RAN_AGAIN),
-        (("failed", None), report.RUNNING),
-        (("failed", "lost", "acked"), report.RAN_AGAIN),
-    ],
-)
-def test_verdict_follows_from_the_outcomes(outcomes: tuple[str | None, ...], expected: str) -> None:
-    assert report.verdict(leases(*outcomes))[0] == expected
-
-
 def test_detail_names_the_attempts_behind_the_verdict() -> None:
-    _, detail = report.verdict(leases("lost", "acked"))
-    assert detail == "attempts that answered: 2; attempts cut short: 1 (lost)"
+    assert report.told(leases("lost", "acked")) == (
+        "attempts that answered: 2; attempts cut short: 1 (lost)"
+    )
+    assert report.told(leases("failed", None)) == (
+        "attempts that answered: 1; attempt 2 is under way"
+    )
+    assert report.told([]) == "it was never leased"
 
 
-def test_every_outcome_has_a_verdict() -> None:
-    for outcome in Outcome:
-        assert report.verdict(leases(outcome.value))[0] in (report.RAN_ONCE, report.UNKNOWN)
+def test_detail_names_the_late_word_that_is_an_answer() -> None:
+    late = Lease(id=1, attempt=1, outcome=Outcome.EXPIRED, refused_verb="ack")
+    assert report.told([late]) == "attempts that answered: 1 (expired, late ack)"
 
 
 def test_story_has_the_leases_in_order_with_their_workers(engine: str) -> None:
@@ -62,7 +44,7 @@ def test_story_has_the_leases_in_order_with_their_workers(engine: str) -> None:
     assert [lease.outcome for lease in story.leases] == ["failed", "acked"]
     assert story.leases[0].worker is not None
     assert story.leases[0].worker.name == "alpha"
-    assert story.verdict == report.RAN_AGAIN
+    assert story.verdict == Verdict.RAN_AGAIN
 
 
 def test_story_outlives_the_row_of_its_worker(engine: str) -> None:

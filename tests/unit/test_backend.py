@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from relay_queue import store
-from relay_queue.backend import RelayBackend
+from relay_queue.backend import MOST_AGREEMENTS, RelayBackend
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     InvalidTask,
@@ -127,6 +127,20 @@ def test_options_of_the_alias_are_defaults_that_tasks_override() -> None:
 def test_unknown_option_of_the_alias_is_refused() -> None:
     with relay(OPTIONS={"attempts": 5}), pytest.raises(InvalidTaskBackend, match="attempts"):
         task_backends["default"]
+
+
+def test_terms_that_a_backend_remembers_follow_the_settings() -> None:
+    assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 3
+    with override_settings(RELAY={"MAX_ATTEMPTS": 7}):
+        assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 7
+    assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 3
+
+
+def test_backend_forgets_tasks_that_are_made_for_one_call(backend: RelayBackend) -> None:
+    made = [tasks.noop.using(priority=number % 100) for number in range(MOST_AGREEMENTS + 1)]
+    backend.enqueue_many([one.bind() for one in made])
+    assert len(backend._agreements) < MOST_AGREEMENTS
+    assert Job.objects.count() == len(made)
 
 
 def test_run_after_defers_the_job() -> None:

@@ -17,12 +17,12 @@ from typing import Final
 from django.db import transaction
 
 from relay_queue import conf, store
-from relay_queue.cli.demo import journal, tasks
-from relay_queue.cli.demo.stage import Stage, ledger, moment, relay
-from relay_queue.cli.demo.workers import CONCURRENCY, PROCESSES
+from relay_queue.cli.demo import tasks
+from relay_queue.cli.demo.stage import CONCURRENCY, PROCESSES, Stage, ledger, moment, relay
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, Lease
 from relay_queue.ranking import Priority
+from relay_queue.scratch import journal, workers
 from relay_queue.states import Outcome, State
 
 JOBS: Final = 120
@@ -35,10 +35,10 @@ CAPACITY: Final = 3
 def run_jobs(stage: Stage) -> None:
     """Jobs of several queues and priorities on real worker processes."""
     stage.workers.start()
-    stage.wait(lambda: len(stage.workers.alive()) == PROCESSES, "all workers to be ready")
+    stage.wait(lambda: len(workers.alive()) == PROCESSES, "all workers to be ready")
     stage.screen.note(
         f"runworker started {PROCESSES} processes with {CONCURRENCY} slots each: "
-        + ", ".join(f"{worker.name} is {worker.pid}" for worker in stage.workers.alive())
+        + ", ".join(f"{worker.name} is {worker.pid}" for worker in workers.alive())
     )
     began = time.monotonic()
     queues, classes = list(conf.get().queues or ()), list(Priority)
@@ -142,7 +142,7 @@ def kill(stage: Stage) -> None:
         outcomes,
     )
     alive = stage.wait(
-        lambda: [w for w in stage.workers.alive() if w.pid != first.pid][PROCESSES - 1 :],
+        lambda: [w for w in workers.alive() if w.pid != first.pid][PROCESSES - 1 :],
         "a new worker in place of the killed one",
     )
     stage.check(True, f"the supervisor has put process {alive[-1].pid} in its place")
@@ -243,9 +243,10 @@ def refuse(stage: Stage) -> None:
 
 def end(stage: Stage) -> None:
     """The workers are told to stop, and the books are compared."""
-    code = stage.workers.stop()
+    stage.workers.tell_to_stop()
+    code = stage.workers.wait()
     stage.check(code == 0, "TERM: the workers finished what they held and left with code 0", code)
-    stage.check(not stage.workers.alive(), "none is registered as alive any more")
+    stage.check(not workers.alive(), "none is registered as alive any more")
     left = Job.objects.exclude(state__in=[State.SUCCEEDED, State.DEAD, State.CANCELLED])
     total = Job.objects.count()
     stage.check(

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
-import shutil
-import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from django.conf import settings
 
-import relay_queue
+from relay_queue.scratch import folder
 
 SETTINGS: Final = "relay_queue.cli.demo.settings"
 VARIABLE: Final = "RELAY_DEMO_DIR"
 
 
 def make_directory() -> Path:
-    """Make an empty folder on a file system where locks and sockets work, and return it.
-
-    Tries the usual temporary directory first. Raises ``OSError`` if none is usable.
-    """
-    problem: OSError | None = None
-    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]):
-        try:
-            directory = Path(tempfile.mkdtemp(prefix="relay-demo-", dir=parent))
-        except OSError as error:
-            problem = problem or error
-            continue
-        try:
-            _try_out(directory)
-        except OSError as error:
-            problem = problem or error
-            shutil.rmtree(directory, ignore_errors=True)
-            continue
-        return directory
-    raise OSError(f"No temporary directory has locks and sockets: {problem}. Set TMPDIR.")
+    """Make an empty folder for a demo. Raises ``OSError`` if there is no place for one."""
+    return folder.make("relay-demo-")
 
 
 def current_directory() -> Path | None:
@@ -50,12 +29,10 @@ def current_directory() -> Path | None:
 
 def environment(directory: Path) -> dict[str, str]:
     """Return the variables under which a process sees the scratch project in ``directory``."""
-    path = [str(Path(relay_queue.__file__).resolve().parent.parent)]
-    path += filter(None, [os.environ.get("PYTHONPATH")])
     return {
         VARIABLE: str(directory),
         "DJANGO_SETTINGS_MODULE": SETTINGS,
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": folder.python_path(),
     }
 
 
@@ -64,16 +41,3 @@ def command(directory: Path, verb: str) -> str:
     python = shlex.quote(sys.executable)
     variable = f"{VARIABLE}={shlex.quote(str(directory))}"
     return f"{variable} {python} -m django relay {verb} --settings {SETTINGS}"
-
-
-def _try_out(directory: Path) -> None:
-    """Do what workers do beside a database. Raises ``OSError`` where that is impossible."""
-    lock, bell = directory / "lock", directory / "bell"
-    with lock.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
-        # Socket paths are short; the doorbell has its own ways with long ones.
-        if len(os.fsencode(bell)) <= 100:
-            made.bind(str(bell))
-            bell.unlink()
-    lock.unlink()

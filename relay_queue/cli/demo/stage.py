@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -13,14 +11,12 @@ from types import FrameType
 from typing import Final, TypeVar
 
 from django.core.management import call_command
-from django.db import OperationalError
 from django.db.models import Sum
 
-from relay_queue import store
-from relay_queue.cli.demo import journal
 from relay_queue.cli.demo.screen import Screen
-from relay_queue.cli.demo.workers import Workers
 from relay_queue.models import Job, Lease, QueueCount
+from relay_queue.scratch import journal, workers
+from relay_queue.scratch.workers import Workers
 from relay_queue.states import State
 
 T = TypeVar("T")
@@ -29,7 +25,15 @@ PATIENCE_SECONDS: Final = 30.0
 """How long one thing may take to happen on a slow machine."""
 
 POLL_SECONDS: Final = 0.01
-WRITABLE_SECONDS: Final = 0.3
+
+PROCESSES: Final = 3
+CONCURRENCY: Final = 2
+OPTIONS: Final = (
+    "--name=demo",
+    f"--processes={PROCESSES}",
+    f"--concurrency={CONCURRENCY}",
+    "--shutdown-timeout=5",
+)
 
 
 class NotObserved(Exception):
@@ -42,7 +46,7 @@ class Stage:
     def __init__(self, directory: Path, screen: Screen, deadline: float) -> None:
         self.directory = directory
         self.screen = screen
-        self.workers = Workers(directory)
+        self.workers = Workers(directory / "worker.log", *OPTIONS)
         self._deadline = deadline
         self._interrupted = False
 
@@ -103,15 +107,10 @@ class Stage:
 
     def freeze(self, pid: int) -> None:
         """Stop a worker, but not while it holds the writer: everybody else would wait for it."""
-        for _ in range(20):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                with store.transaction(wait_seconds=WRITABLE_SECONDS):
-                    return
-            except OperationalError:
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(POLL_SECONDS)  # time for the process to let the writer go
-        raise NotObserved(f"process {pid} never let the writer go")
+        try:
+            workers.freeze(pid)
+        except TimeoutError as never:
+            raise NotObserved(str(never)) from never
 
 
 def relay(*arguments: str) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from relay_queue.backoff import Backoff
-from relay_queue.cli.demo import journal, scratch
+from relay_queue.cli.demo import scratch
 from relay_queue.exceptions import Fatal
+from relay_queue.scratch import journal
 from relay_queue.task import task
 from relay_queue.worker.context import RelayContext
 

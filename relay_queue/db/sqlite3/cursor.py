@@ -15,6 +15,8 @@ from relay_queue.db.sqlite3.statements import is_read_only
 if TYPE_CHECKING:
     from relay_queue.db.sqlite3.base import DatabaseWrapper
 
+_execute = sqlite3.Cursor.execute
+
 
 class GatedCursor(SQLiteCursorWrapper):
     """Django's SQLite cursor, with the gate around every write.
@@ -34,7 +36,14 @@ class GatedCursor(SQLiteCursorWrapper):
         if params is None or "%" in query:
             return self._run_inside(super().execute, query, params)
         # Nothing to convert: past Django's conversion, which asks more than this statement costs.
-        return self._run_inside(sqlite3.Cursor.execute, self, query, params)
+        try:
+            result = _execute(self, query, params)
+        except BaseException as error:
+            self._notice_end(error)
+            raise
+        if not self.connection.in_transaction:
+            self.db.drop_permit()
+        return result
 
     def executemany(self, query: str, param_list: Any) -> Any:
         """Run one statement for each of ``param_list``."""
@@ -84,12 +93,16 @@ class GatedCursor(SQLiteCursorWrapper):
         try:
             result = run(*args)
         except BaseException as error:
-            if not self.db.in_transaction():
-                self.db.transaction_lost(error)
+            self._notice_end(error)
             raise
         if not self.connection.in_transaction:
             self.db.drop_permit()
         return result
+
+    def _notice_end(self, error: BaseException) -> None:
+        """Look after a failed statement whether SQLite has rolled the transaction back."""
+        if not self.db.in_transaction():
+            self.db.transaction_lost(error)
 
     def _run_gated(self, run: Callable[..., Any], harmless: bool, *args: Any) -> Any:
         """Run a statement outside a transaction, behind the gate unless it is harmless."""

@@ -1,6 +1,6 @@
-"""The journal: what the demo's functions say of themselves, in a file beside the database.
+"""The journal: what the functions of a scratch project say of themselves, in a file.
 
-It is the outside world of the demo. The tables say what should have run; the journal says what did.
+It is their outside world. The tables say what should have run; the journal says what did.
 """
 
 from __future__ import annotations

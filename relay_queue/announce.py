@@ -18,6 +18,12 @@ from relay_queue.compat import AnyResult, BaseTaskBackend, signals
 logger = logging.getLogger("relay_queue.worker.executor")
 
 
+def enqueued(sender: type[BaseTaskBackend], result: AnyResult) -> None:
+    """Send ``task_enqueued``. A receiver cannot make the enqueue, which stands, look failed."""
+    if _is_heard(signals.task_enqueued, signals.log_task_enqueued, logging.DEBUG):
+        signals.task_enqueued.send_robust(sender, task_result=result)
+
+
 def started(sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
     """Send ``task_started``. ``result`` is called only if somebody listens."""
     if _is_heard(signals.task_started, signals.log_task_started, logging.INFO):

@@ -1,0 +1,98 @@
+"""How often the function of a job ran, judged by the ledger alone.
+
+The rules are here once, for one job at a time; `relay_queue.store.verdicts` says the same in SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
+
+from relay_queue.states import ANSWERED, Outcome
+
+
+class Verdict(TextChoices):
+    """How often the function of a job ran. The value is what filters and programs say."""
+
+    NEVER_STARTED = "never", _("never started")
+    RUNNING = "running", _("running")
+    RAN_ONCE = "once", _("ran once")
+    INTERRUPTED = "interrupted", _("interrupted, effect unknown")
+    RAN_AGAIN = "repeated", _("ran more than once")
+
+
+ANSWERING_VERBS: Final = frozenset({"ack", "snooze"})
+"""Late words that only a function which came to its end can have caused. A late nack is none: the
+worker says it, too, of a function that ran past its time and has not ended."""
+
+CUT_SHORT: Final = frozenset(Outcome) - ANSWERED
+"""Ends of a lease that say nothing of its function. *Released* is among them: an owner hands back
+when it is told to stop or loses the job to an operator, and its function may have begun."""
+
+
+class Attempt(Protocol):
+    """What the verdict looks at of a lease."""
+
+    @property
+    def outcome(self) -> str | None:
+        """How it ended; None while it is open."""
+
+    @property
+    def refused_verb(self) -> str:
+        """With which verb its owner came back late; empty if it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The attempts of one job by what is known of them."""
+
+    answered: int = 0
+    cut_short: int = 0
+    running: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """What follows from the numbers.
+
+        One answer beside an attempt that was cut short is "at least once" at best, so the effect is
+        unknown; two answers are certain whatever else there is.
+        """
+        if self.answered > 1:
+            return Verdict.RAN_AGAIN
+        if self.cut_short:
+            return Verdict.INTERRUPTED
+        if self.running:
+            return Verdict.RUNNING
+        return Verdict.RAN_ONCE if self.answered else Verdict.NEVER_STARTED
+
+
+def has_answered(lease: Attempt) -> bool:
+    """Say whether the function of an ended lease certainly came to its end.
+
+    It did if its word was taken, and also if its word came too late: the result was refused, but the
+    function ran.
+    """
+    return lease.outcome in ANSWERED or lease.refused_verb in ANSWERING_VERBS
+
+
+def tally(leases: Iterable[Attempt]) -> Tally:
+    """Count the attempts of one job, in any order."""
+    answered = cut_short = 0
+    running = False
+    for lease in leases:
+        if lease.outcome is None:
+            running = True
+        elif has_answered(lease):
+            answered += 1
+        else:
+            cut_short += 1
+    return Tally(answered, cut_short, running)
+
+
+def judge(leases: Iterable[Attempt]) -> Verdict:
+    """Return the verdict on one job, given all its leases."""
+    return tally(leases).verdict

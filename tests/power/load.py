@@ -1,0 +1,79 @@
+"""The load that is recorded: ``python -m tests.power.load client SEED ROUNDS`` or ``worker ARGS``.
+
+Both note in the record what Relay has told them, each time after the commit has returned. Whatever
+is noted before a power cut must be on the disk after it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from datetime import timedelta
+from typing import Any
+
+import django
+
+from tests.power.stamp import stamp
+
+TASKS = "tests.power.chores"
+
+
+def work(*arguments: str) -> None:
+    """Run workers that note their claims and the outcomes they have settled."""
+    from django.core.management import execute_from_command_line
+
+    from relay_queue.worker.loop import Loop
+
+    start, apply = Loop._start, Loop._apply_answers
+
+    def noting_start(self: Loop, claims: Any, began: float) -> None:
+        for claim in claims:
+            stamp(what="claimed", job=claim.job_id, lease=claim.lease_id)
+        start(self, claims, began)
+
+    def noting_apply(self: Loop, done: Any) -> None:
+        told = {f.settlement.lease_id: f.settlement.verb for f in self.finished}
+        atomic = [f.settled for f in self.finished if f.settled is not None]
+        for answer in [*done.answers, *atomic]:
+            if answer.accepted:
+                verb = told[answer.lease_id]
+                stamp(what=verb, job=answer.job_id, lease=answer.lease_id, state=answer.state)
+        apply(self, done)
+
+    Loop._start, Loop._apply_answers = noting_start, noting_apply  # type: ignore[method-assign]
+    execute_from_command_line(["manage.py", "runworker", *arguments])
+
+
+def produce(seed: str, rounds: str) -> None:
+    """Enqueue jobs of all kinds, few or many in a commit, and cancel some."""
+    from relay_queue import clock, store
+    from relay_queue.wakeup import ring_on_commit
+
+    dice = random.Random(seed)
+    for number in range(int(rounds)):
+        kinds = dice.choices(["succeed", "fail", "write", "snooze"], [5, 2, 2, 1], k=8)
+        jobs = [
+            store.prepare(task=f"{TASKS}.{kind}", args=["x" * dice.choice([1, 50, 9000])])
+            for kind in kinds[: dice.choice([1, 1, 2, 8])]
+        ]
+        later = clock.now() + timedelta(days=1)
+        jobs.append(store.prepare(task=f"{TASKS}.succeed", args=["later"], run_after=later))
+        with store.transaction() as tx:
+            ring_on_commit("default")
+            added = [one.job_id for one in store.enqueue_many(tx, jobs)]
+        for job_id in added:
+            stamp(what="enqueued", job=job_id)
+        if number % 2:
+            with store.transaction() as tx:
+                store.cancel(tx, added[-1:])
+            stamp(what="cancelled", job=added[-1])
+
+
+def main(role: str, *arguments: str) -> None:
+    """Set Django up and play one part."""
+    django.setup()
+    {"worker": work, "client": produce}[role](*arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
