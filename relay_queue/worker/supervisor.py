@@ -36,6 +36,9 @@ GATE_LOOK_SECONDS = 1.0
 # A worker keeps its own shutdown timeout. These are for one that does not.
 DRAIN_GRACE_SECONDS = 5.0
 QUIT_GRACE_SECONDS = 15.0
+# A terminal sends INT to the whole group, and a process manager in it passes it on as TERM.
+# That is one order; a person who means it sends the same signal again.
+ONE_ORDER_SECONDS = 1.0
 
 
 class Stopping(IntEnum):
@@ -113,7 +116,7 @@ class Supervisor:
         self._parent = parent
         self._child_main = child_main
         self._stopping = Stopping.NO
-        self._signalled = False
+        self._first_signal: tuple[int, float] | None = None
         self._escalate_at = NEVER
         self._failed = False
 
@@ -289,11 +292,20 @@ class Supervisor:
     def _on_signals(self) -> None:
         for number in self._signals.read():
             if number in {signal.SIGTERM, signal.SIGINT}:
-                self._stop(Stopping.QUITTING if self._signalled else Stopping.DRAINING)
-                self._signalled = True
+                again = self._is_second(number)
+                self._stop(Stopping.QUITTING if again else Stopping.DRAINING)
             elif number == signal.SIGHUP:
                 # The terminal is gone. Some init systems send it right after the first SIGTERM.
                 self._stop(Stopping.DRAINING)
+
+    def _is_second(self, number: int) -> bool:
+        """Whether TERM or INT is a second order, and not the first one by another way."""
+        now = time.monotonic()
+        if self._first_signal is None:
+            self._first_signal = number, now
+            return False
+        first, at = self._first_signal
+        return number == first or now - at > ONE_ORDER_SECONDS
 
     def _on_parent(self) -> None:
         """Take orders from the process that started this one; its end is an order to drain."""

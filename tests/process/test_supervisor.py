@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay_queue.worker.supervisor import ONE_ORDER_SECONDS
 from tests.conftest import ROOT, STOP_SECONDS, wait_until
 
 
@@ -134,10 +136,26 @@ def test_the_second_signal_tells_the_workers_to_quit(
     supervised.signal_group(signal.SIGTERM)
     supervised.wait_for("order d", 2)
     assert not supervised.events("order q")
-    supervised.signal_group(signal.SIGINT)
+    supervised.signal_group(signal.SIGTERM)
     assert supervised.end() == 0
     assert len(supervised.events("order q")) == 2
     assert_nothing_left(supervised)
+
+
+def test_term_and_int_at_once_are_one_order_and_later_they_are_two(
+    supervise: Callable[..., Supervised],
+) -> None:
+    """A terminal signals the group, and a process manager in it passes the order on."""
+    supervised = supervise("ignore", processes=2)
+    supervised.wait_for("ready", 2)
+    supervised.signal_group(signal.SIGINT)
+    supervised.signal_group(signal.SIGTERM)
+    supervised.wait_for("order d", 2)
+    time.sleep(ONE_ORDER_SECONDS + 0.2)
+    assert not supervised.events("order q")
+    supervised.signal_group(signal.SIGTERM)
+    assert supervised.end() == 0
+    assert len(supervised.events("order d")) == len(supervised.events("order q")) == 2
 
 
 def test_a_hang_up_after_the_first_signal_is_not_the_second(
