@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.power.shim import compile_shim
+
 ROOT = Path(__file__).resolve().parent.parent
 DATABASE_VARIABLE = "RELAY_TEST_DB"
 
@@ -245,6 +247,12 @@ def migrated_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wal = project.database.with_name(project.database.name + "-wal")
     assert not wal.exists(), "the last close should have checkpointed the log"
     return project.database
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the compiled shim between SQLite and the system; skips where that cannot be."""
+    return compile_shim(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture

@@ -27,4 +27,12 @@ def compile_shim(directory: Path) -> Path:
 
 def variables(library: Path, database: Path) -> dict[str, str]:
     """Return the environment of processes whose SQLite goes through the shim."""
-    return {"LD_PRELOAD": str(library), "RELAY_SHIM_DATABASE": str(database)}
+    return {"LD_PRELOAD": str(library), "RELAY_SHIM_DATABASE": str(database.resolve())}
+
+
+def faults(library: Path, database: Path, orders: str) -> dict[str, str]:
+    """Return the same for processes whose writes or syncs fail while the file ``orders`` exists.
+
+    It holds ``write`` or ``sync`` and the number of the error.
+    """
+    return {**variables(library, database), "RELAY_SHIM_FAULT": orders}

@@ -10,6 +10,7 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
@@ -111,9 +112,30 @@ def lock_reads(path: str) -> None:
     inspect.look = locked
 
 
+def hang_in_boot(path: str) -> None:
+    """Let a worker never come to its end of joining, while a file exists."""
+    from relay_queue.worker import service
+
+    join = service._join
+
+    def hanging(*arguments: Any) -> Any:
+        while os.path.exists(path):
+            time.sleep(0.05)
+        return join(*arguments)
+
+    service._join = hanging
+
+
 PREPARATIONS: dict[str, Callable[[str], None]] = {
     function.__name__: function
-    for function in (jump_clock, die_after_claim, die_after_settle, break_commit, lock_reads)
+    for function in (
+        jump_clock,
+        die_after_claim,
+        die_after_settle,
+        break_commit,
+        lock_reads,
+        hang_in_boot,
+    )
 }
 
 

@@ -47,6 +47,8 @@ class Farm(Project):
         self.effects = str(directory / "effects")
         self.relay: dict[str, Any] = {"POLL_SECONDS": 300, "SHUTDOWN_TIMEOUT_SECONDS": 1}
         """Settings of the workers. Nothing is found by looking now and then, unless a test says so."""
+        self.variables: dict[str, str] = {}
+        """What else the environment of the workers has."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -55,6 +57,7 @@ class Farm(Project):
             **super().environment,
             "DJANGO_SETTINGS_MODULE": process_settings.__name__,
             process_settings.RELAY_VARIABLE: json.dumps(self.relay),
+            **self.variables,
         }
 
     def work(
