@@ -6,9 +6,11 @@ notification of PostgreSQL (`notify`, heard by `session`). With ``RELAY["WAKEUP"
 ``"poll"`` nobody rings and nobody listens.
 """
 
+from __future__ import annotations
+
 import threading
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from django.db import connections, transaction
 
@@ -16,8 +18,11 @@ from relay_queue import conf
 from relay_queue.store.dialects import dialect_for
 from relay_queue.wakeup import doorbell, notify
 from relay_queue.wakeup.doorbell import Doorbell
-from relay_queue.wakeup.files import database_path
+from relay_queue.wakeup.files import file_of
 from relay_queue.wakeup.session import Session
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 _last_hook = threading.local()
 
@@ -39,10 +44,11 @@ def ring(using: str) -> None:
     """Ring the workers of the queue on alias `using`. Never raises."""
     if conf.get().wakeup == "poll":
         return
-    if dialect_for(connections[using]).has_sessions:
+    connection = connections[using]
+    if dialect_for(connection).has_sessions:
         notify.ring(using)
         return
-    path = database_path(using)
+    path = file_of(connection)
     if path is not None:
         doorbell.ring(path)
 
@@ -54,12 +60,12 @@ def ring_on_commit(using: str) -> None:
     nothing if the database has no bells, or if autocommit was turned off by hand, where the
     moment of the commit cannot be known.
     """
-    if not _has_bells(using):
-        return
-    connection = transaction.get_connection(using)
+    connection = connections[using]
     if not connection.in_atomic_block:
         if connection.get_autocommit():
             ring(using)
+        return
+    if not _has_bells(connection):
         return
     # Django drops the hooks of a rolled back savepoint, so a flag "already asked" could outlive
     # its hook. Looking for the hook itself, where it was put, cannot be wrong.
@@ -81,10 +87,10 @@ def open_session(using: str, lock_key: int) -> Session | None:
     return Session(using, lock_key)
 
 
-def _has_bells(using: str) -> bool:
+def _has_bells(connection: BaseDatabaseWrapper) -> bool:
     if conf.get().wakeup == "poll":
         return False
-    return dialect_for(connections[using]).has_sessions or database_path(using) is not None
+    return dialect_for(connection).has_sessions or file_of(connection) is not None
 
 
 __all__ = ["Bell", "Doorbell", "Session", "open_session", "ring", "ring_on_commit"]

@@ -1,16 +1,26 @@
 """Files beside an SQLite database: where they are, and who may use them."""
 
+from __future__ import annotations
+
 import os
 import stat
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
 
 def database_path(using: str) -> str | None:
     """Return the path of the SQLite file behind alias `using`, or None if it has no file."""
-    connection = connections[using]
+    return file_of(connections[using])
+
+
+def file_of(connection: BaseDatabaseWrapper) -> str | None:
+    """Return the path of the SQLite file behind a connection, or None if it has no file."""
     # Only Django's SQLite connections answer this question, so only they can have a file.
     is_in_memory = getattr(connection, "is_in_memory_db", None)
     if is_in_memory is None or is_in_memory():
