@@ -344,7 +344,11 @@ class BulkAct(models.Model):
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     listing = models.CharField(_("list"), max_length=100)
     filters = models.TextField(_("filters"), default="", blank=True)
+    # Dates in filters are read in the zone and the format of whoever typed them.
+    time_zone = models.CharField(_("time zone"), max_length=64)
+    language = models.CharField(_("language"), max_length=16)
     upper_id = models.BigIntegerField(_("newest job"))
+    matched = models.BigIntegerField(_("matched"), null=True, blank=True)
     position = models.BigIntegerField(_("position"), default=0)
     changed = models.BigIntegerField(_("changed"), default=0)
     skipped = models.BigIntegerField(_("skipped"), default=0)

@@ -64,6 +64,12 @@ TERMINAL: Final = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
 UNFINISHED: Final = frozenset(State) - TERMINAL
 CANCELLABLE: Final = frozenset(s for s in State if State.CANCELLED in TRANSITIONS[s])
 REQUEUEABLE: Final = frozenset({State.DEAD, State.CANCELLED})
+DISCARDABLE: Final = frozenset({State.DEAD})
+RELEASABLE: Final = frozenset({State.RUNNING})
+# Not ready before their time.
+NOT_DUE: Final = frozenset({State.SCHEDULED, State.RETRYING})
+# Nobody runs them, and somebody will: their place in the queue can change.
+WAITING: Final = NOT_DUE | {State.READY}
 
 # An uncharged lease gives its attempt back; every other one has used it up for good.
 UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})

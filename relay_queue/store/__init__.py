@@ -11,6 +11,15 @@ its id alone: each names the state, or the token, that it expects.
 """
 
 from relay_queue.store import inspect
+from relay_queue.store.bulk import (
+    NewBulkAct,
+    cancel_bulk,
+    count_bulk,
+    finish_bulk,
+    give_bulk_to_job,
+    start_bulk,
+    take_bulk_turn,
+)
 from relay_queue.store.claim import claim, renew
 from relay_queue.store.condemn import (
     UNREADABLE,
@@ -67,6 +76,7 @@ __all__ = [
     "Changed",
     "Claim",
     "Enqueued",
+    "NewBulkAct",
     "NewJob",
     "NewWorker",
     "Recovered",
@@ -79,15 +89,19 @@ __all__ = [
     "bucket",
     "call",
     "cancel",
+    "cancel_bulk",
     "cancel_one",
     "claim",
     "condemn",
     "condemn_of_lease",
+    "count_bulk",
     "discard",
     "enqueue",
     "enqueue_many",
     "enqueue_waiting",
     "ensure_queue",
+    "finish_bulk",
+    "give_bulk_to_job",
     "heartbeat",
     "inspect",
     "nack",
@@ -116,7 +130,9 @@ __all__ = [
     "set_priority",
     "settle",
     "snooze",
+    "start_bulk",
     "stop_workers",
+    "take_bulk_turn",
     "terms",
     "transaction",
     "write_off_workers",

@@ -16,7 +16,16 @@ from relay_queue.ranking import (
     MIN_PRIORITY,
     rank,
 )
-from relay_queue.states import CANCELLABLE, REQUEUEABLE, State, require
+from relay_queue.states import (
+    CANCELLABLE,
+    DISCARDABLE,
+    NOT_DUE,
+    RELEASABLE,
+    REQUEUEABLE,
+    WAITING,
+    State,
+    require,
+)
 from relay_queue.store import bounds
 from relay_queue.store.queues import queue_limits, queue_name
 from relay_queue.store.records import Changed
@@ -157,9 +166,12 @@ def requeue_one(tx: Transaction, job_id: int) -> None:
     _insist(requeue(tx, [job_id]), job_id, State.READY)
 
 
-def run_now(tx: Transaction, job_ids: Sequence[int]) -> Changed:
-    """Make scheduled and retrying jobs ready before their time; the budget stays as it is."""
-    rows, changed = _select(tx, job_ids, frozenset({State.SCHEDULED, State.RETRYING}))
+def run_now(tx: Transaction, job_ids: Sequence[int], states: frozenset[State] = NOT_DUE) -> Changed:
+    """Make scheduled and retrying jobs ready before their time; the budget stays as it is.
+
+    ``states`` narrows it to one of the two.
+    """
+    rows, changed = _select(tx, job_ids, NOT_DUE & states)
     _rerank_each(tx, rows, RUN_NOW)
     return changed
 
@@ -167,8 +179,7 @@ def run_now(tx: Transaction, job_ids: Sequence[int]) -> Changed:
 def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Changed:
     """Change the class of jobs that wait; their waiting time goes on counting."""
     priority = bounds.whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
-    waiting = frozenset({State.SCHEDULED, State.READY, State.RETRYING})
-    rows, changed = _select(tx, job_ids, waiting)
+    rows, changed = _select(tx, job_ids, WAITING)
     for job_id, queue, _state, _priority, available_at in rows:
         aging = queue_limits(tx, queue).aging_seconds
         new_rank = rank(tx.dialect.from_db(available_at), priority, aging)
@@ -178,7 +189,7 @@ def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Chan
 
 def discard(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     """Delete dead letters and their ledger for good."""
-    rows, changed = _select(tx, job_ids, frozenset({State.DEAD}))
+    rows, changed = _select(tx, job_ids, DISCARDABLE)
     if rows:
         ids = [row[0] for row in rows]
         tx.execute(DELETE_LEASES.format(ids=_marks(ids)), ids)
@@ -193,7 +204,7 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
 
     Their functions may still be running: the next attempt can overlap with them.
     """
-    rows, changed = _select(tx, job_ids, frozenset({State.RUNNING}))
+    rows, changed = _select(tx, job_ids, RELEASABLE)
     if rows:
         ids = [row[0] for row in rows]
         ended = tx.fetch(RELEASE_LEASES.format(ids=_marks(ids)), [tx.now_db, *ids])
@@ -292,6 +303,7 @@ def _select(
             if row[2] in states:
                 rows.append(row)
                 changed.job_ids.append(row[0])
+                changed.before[row[0]] = row[2]
             else:
                 changed.skipped[row[0]] = row[2]
     return rows, changed

@@ -131,7 +131,11 @@ class Recovered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The answer of an operator's verb: what it changed, and what it found in another state."""
+    """The answer of an operator's verb: what it changed, and what it found in another state.
+
+    ``before`` has the states that the changed jobs came from.
+    """
 
     job_ids: list[int] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
+    before: dict[int, str] = field(default_factory=dict, compare=False)

@@ -1,0 +1,99 @@
+"""Bulk acts: one operator's act on many jobs, in batches that know where they have got to.
+
+The batch and its progress commit together, so an act that is interrupted, or run twice by mistake,
+neither loses a job nor counts one twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relay_queue.store.records import Changed
+from relay_queue.store.transaction import Transaction
+
+START = """
+    INSERT INTO relay_queue_bulkact
+        (act, priority, listing, filters, time_zone, language, upper_id, matched, position,
+         changed, skipped, user_id, username, created_at, stop_reason)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, 0, 0, 0, %s, %s, %s, '')
+    RETURNING id
+"""
+"""Note what is to be done."""
+
+GIVE_TO_JOB = "UPDATE relay_queue_bulkact SET job_id = %s WHERE id = %s"
+"""Note the job that does it."""
+
+TAKE_TURN = """
+    UPDATE relay_queue_bulkact SET position = %s
+    WHERE id = %s AND position = %s AND finished_at IS NULL AND cancelled_at IS NULL
+"""
+"""Move on by one batch, unless somebody else has, or the act is over."""
+
+COUNT = (
+    "UPDATE relay_queue_bulkact SET changed = changed + %s, skipped = skipped + %s WHERE id = %s"
+)
+"""Add what a batch did."""
+
+CANCEL = """
+    UPDATE relay_queue_bulkact SET cancelled_at = %s, finished_at = %s
+    WHERE id = %s AND finished_at IS NULL
+"""
+"""End an act between two batches."""
+
+FINISH = """
+    UPDATE relay_queue_bulkact SET finished_at = %s, stop_reason = %s
+    WHERE id = %s AND finished_at IS NULL
+"""
+"""End an act that is through, or cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewBulkAct:
+    """What to do to which jobs, and who wants it."""
+
+    act: str
+    priority: int | None
+    listing: str
+    filters: str
+    time_zone: str
+    language: str
+    upper_id: int
+    matched: int | None
+    user_id: str
+    username: str
+
+
+def start_bulk(tx: Transaction, new: NewBulkAct) -> int:
+    """Note a bulk act and return its id."""
+    values = [new.act, new.priority, new.listing, new.filters, new.time_zone, new.language]
+    values += [new.upper_id, new.matched, new.user_id, new.username, tx.now_db]
+    ((bulk_id,),) = tx.fetch(START, values)
+    return int(bulk_id)
+
+
+def give_bulk_to_job(tx: Transaction, bulk_id: int, job_id: int) -> None:
+    """Note which job does a bulk act."""
+    tx.execute(GIVE_TO_JOB, [job_id, bulk_id])
+
+
+def take_bulk_turn(tx: Transaction, bulk_id: int, position: int, upto: int) -> bool:
+    """Move a bulk act on from ``position``; False if it is over or another run has moved it.
+
+    Call it before the batch, in the same transaction: the row then keeps others from the batch.
+    """
+    return tx.execute(TAKE_TURN, [upto, bulk_id, position]) == 1
+
+
+def count_bulk(tx: Transaction, bulk_id: int, changed: Changed) -> None:
+    """Add what a batch did to the numbers of a bulk act."""
+    tx.execute(COUNT, [len(changed.job_ids), len(changed.skipped), bulk_id])
+
+
+def cancel_bulk(tx: Transaction, bulk_id: int) -> bool:
+    """End a bulk act after the batch that is being done; False if it was over already."""
+    return tx.execute(CANCEL, [tx.now_db, tx.now_db, bulk_id]) == 1
+
+
+def finish_bulk(tx: Transaction, bulk_id: int, stop_reason: str = "") -> bool:
+    """End a bulk act, with the reason if jobs are left; False if it was over already."""
+    return tx.execute(FINISH, [tx.now_db, stop_reason[:500], bulk_id]) == 1
