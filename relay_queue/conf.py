@@ -173,6 +173,18 @@ def _parse_redact(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _parse_acts_backend(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise _Invalid("Use an alias of TASKS, or None.")
+    return value
+
+
+def _parse_acts_queue(value: Any) -> str | None:
+    return None if value is None else _require_queue_name(value)
+
+
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
     """The validated settings. Each field is a key of ``settings.RELAY`` in lower case."""
@@ -183,6 +195,10 @@ class RelaySettings:
     """The queues that exist: names, or names with options. None creates queues on first use."""
     redact: tuple[str, ...] = _parsed((), _parse_redact)
     """Names of arguments whose values the console hides."""
+    acts_backend: str | None = _parsed(None, _parse_acts_backend)
+    """Alias of ``TASKS`` through which the console enqueues bulk acts; None is the first of ours."""
+    acts_queue: str | None = _parsed(None, _parse_acts_queue)
+    """The queue of bulk acts; None is ``default``, or the first that the alias admits."""
 
     lease_seconds: float = _seconds(60.0, 0.1, 365 * _DAY)
     """Length of a lease when the task names none. Workers renew leases before they end."""

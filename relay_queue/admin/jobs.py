@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from rangefilter.filters import DateTimeRangeFilterBuilder
 
 from relay_queue import conf
+from relay_queue.admin.acts.jobs import JobActs
 from relay_queue.admin.reading import QueueFilter, ReadingAdmin, as_id
 from relay_queue.models import Job, Lease
 
@@ -62,7 +63,7 @@ class Attempts(TabularInline):
 
 
 @admin.register(Job)
-class JobAdmin(ReadingAdmin):
+class JobAdmin(JobActs, ReadingAdmin):
     """Jobs, the newest first."""
 
     list_display = (

@@ -10,13 +10,14 @@ from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.admin.acts.queues import QueueActs
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import Queue, QueueCount
 from relay_queue.states import UNFINISHED, State
 
 
 @admin.register(Queue)
-class QueueAdmin(ReadingAdmin):
+class QueueAdmin(QueueActs, ReadingAdmin):
     """Queues by name."""
 
     list_display = (

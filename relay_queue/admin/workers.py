@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.admin.acts.workers import WorkerActs
 from relay_queue.admin.reading import PresenceFilter, ReadingAdmin
 from relay_queue.models import Worker
 
@@ -20,7 +21,7 @@ class StoppedFilter(PresenceFilter):
 
 
 @admin.register(Worker)
-class WorkerAdmin(ReadingAdmin):
+class WorkerAdmin(WorkerActs, ReadingAdmin):
     """Worker processes, the newest first."""
 
     list_display = (

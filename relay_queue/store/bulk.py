@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relay_queue.store.records import Changed
 from relay_queue.store.transaction import Transaction
 
 START = """
@@ -84,9 +83,9 @@ def take_bulk_turn(tx: Transaction, bulk_id: int, position: int, upto: int) -> b
     return tx.execute(TAKE_TURN, [upto, bulk_id, position]) == 1
 
 
-def count_bulk(tx: Transaction, bulk_id: int, changed: Changed) -> None:
+def count_bulk(tx: Transaction, bulk_id: int, *, changed: int, skipped: int) -> None:
     """Add what a batch did to the numbers of a bulk act."""
-    tx.execute(COUNT, [len(changed.job_ids), len(changed.skipped), bulk_id])
+    tx.execute(COUNT, [changed, skipped, bulk_id])
 
 
 def cancel_bulk(tx: Transaction, bulk_id: int) -> bool:

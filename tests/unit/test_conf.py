@@ -47,7 +47,7 @@ DURATIONS = {
     "RETAIN_WORKERS_SECONDS": (0, 100 * YEAR, True),
 }
 NUMBERS = WHOLE_NUMBERS | DURATIONS
-OTHERS = {"DATABASE", "QUEUES", "REDACT", "BACKOFF_JITTER", "WAKEUP"}
+OTHERS = {"ACTS_BACKEND", "ACTS_QUEUE", "DATABASE", "QUEUES", "REDACT", "BACKOFF_JITTER", "WAKEUP"}
 
 
 def judged(key: str, value: Any) -> list[conf.Problem]:
@@ -139,8 +139,8 @@ def test_equal_limits_are_accepted() -> None:
     [
         ("LEASE_SECOND", 'Did you mean "LEASE_SECONDS"?'),
         ("concurrency", 'Did you mean "CONCURRENCY"?'),
-        ("XYZZY", "The keys are ATOMIC_MAX_SECONDS"),
-        (7, "The keys are ATOMIC_MAX_SECONDS"),
+        ("XYZZY", "The keys are ACTS_BACKEND"),
+        (7, "The keys are ACTS_BACKEND"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_near_name(key: Any, hint: str) -> None:
@@ -178,6 +178,14 @@ def test_wakeup_is_auto_or_poll(value: Any) -> None:
 def test_redact_is_a_list_of_names(value: Any) -> None:
     assert not judged("REDACT", ["password", "token"])
     assert judged("REDACT", value)
+
+
+@pytest.mark.parametrize("value", ["", 7, ["default"]])
+@pytest.mark.parametrize("key", ["ACTS_BACKEND", "ACTS_QUEUE"])
+def test_acts_go_to_one_alias_and_one_queue(key: str, value: Any) -> None:
+    assert not judged(key, "acts")
+    assert not judged(key, None)
+    assert judged(key, value)
 
 
 class TestQueues:

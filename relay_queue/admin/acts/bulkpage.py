@@ -1,0 +1,160 @@
+"""The pages of bulk acts: which there were, and how far one has got."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext as _
+
+from relay_queue import conf, store
+from relay_queue.admin.acts import audit
+from relay_queue.admin.acts.catalogue import job_act
+from relay_queue.admin.acts.doing import attempt
+from relay_queue.admin.acts.matching import MOST_COUNTED
+from relay_queue.admin.reading import ReadingAdmin
+from relay_queue.models import BulkAct, Job
+from relay_queue.states import TERMINAL, State
+
+
+@admin.register(BulkAct)
+class BulkActAdmin(ReadingAdmin):
+    """Bulk acts, the newest first. Whoever has asked for one may always look at that one."""
+
+    list_display = (
+        "id",
+        "act",
+        "username",
+        "filters",
+        "matched",
+        "changed",
+        "skipped",
+        "created_at",
+        "finished_at",
+        "stop_reason",
+    )
+    ordering = ("-id",)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Those with the permission see all, and everybody sees their own."""
+        own = obj is not None and obj.user_id == str(request.user.pk)
+        return own or super().has_view_permission(request, obj)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the progress, which the page fetches again and again, and the end."""
+        view = self.admin_site.admin_view
+        return [
+            path("<int:bulk_id>/progress/", view(self.progress_view), name=self._name("progress")),
+            path("<int:bulk_id>/end/", view(self.end_view), name=self._name("end")),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show how far a bulk act has got. There is nothing to change by a form."""
+        bulk = self._find(request, unquote(object_id))
+        if request.method != "GET":
+            return HttpResponseNotAllowed(["GET"])
+        act = job_act(bulk.act)
+        context = {
+            **self.admin_site.each_context(request),
+            **_progress(bulk),
+            "title": bulk.act if act is None else act.label,
+            "effect": "" if act is None else act.effect,
+            "opts": self.opts,
+            "media": self.media,
+            "may_list": self.has_view_permission(request),
+            "may_end": act is not None and request.user.has_perm(act.codename),
+            "list_url": self._reverse("changelist"),
+            "progress_url": self._reverse("progress", bulk.pk),
+            "end_url": self._reverse("end", bulk.pk),
+            "job_url": self._job_url(request, bulk),
+        }
+        return TemplateResponse(request, "admin/relay_queue/acts/bulk.html", context)
+
+    def progress_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
+        """Return the numbers alone."""
+        bulk = self._find(request, bulk_id)
+        return TemplateResponse(request, "admin/relay_queue/acts/progress.html", _progress(bulk))
+
+    def end_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
+        """End a bulk act after the batch that is being done."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        bulk = self._find(request, bulk_id)
+        act = job_act(bulk.act)
+        if act is None or not request.user.has_perm(act.codename):
+            raise PermissionDenied
+        ended = attempt(request, lambda: _end(bulk, request.user.pk))
+        if ended:
+            messages.success(request, _("It is ended. What was done stays done."))
+        elif ended is not None:
+            messages.warning(request, _("It was over already."))
+        return redirect(self._reverse("change", bulk.pk))
+
+    def _find(self, request: HttpRequest, bulk_id: Any) -> BulkAct:
+        bulk = self.get_object(request, str(bulk_id))
+        if bulk is None:
+            raise Http404
+        if not self.has_view_permission(request, bulk):
+            raise PermissionDenied
+        return bulk  # type: ignore[no-any-return]
+
+    def _job_url(self, request: HttpRequest, bulk: BulkAct) -> str:
+        if bulk.job_id is None or not request.user.has_perm("relay_queue.view_job"):
+            return ""
+        return reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[bulk.job_id])
+
+    def _name(self, page: str) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}_{page}"
+
+    def _reverse(self, page: str, *args: Any) -> str:
+        return reverse(f"{self.admin_site.name}:{self._name(page)}", args=args)
+
+
+def _end(bulk: BulkAct, user_id: Any) -> bool:
+    with store.transaction() as tx:
+        ended = store.cancel_bulk(tx, bulk.pk)
+        if ended:
+            row = (bulk.pk, str(bulk), "progress to ended by hand")
+            audit.record(user_id, BulkAct, [row], bulk.act)
+    return ended
+
+
+def _progress(bulk: BulkAct) -> dict[str, Any]:
+    return {
+        "bulk": bulk,
+        "headline": _headline(bulk),
+        "dealt_with": bulk.changed + bulk.skipped,
+        "most_counted": MOST_COUNTED,
+    }
+
+
+def _headline(bulk: BulkAct) -> str:
+    """Say how it stands; if nothing moves, why."""
+    if bulk.cancelled_at is not None:
+        return _("Ended by hand. What was done stays done.")
+    if bulk.stop_reason:
+        return _("Stopped: %s") % bulk.stop_reason
+    if bulk.finished_at is not None:
+        return _("Done.")
+    job = Job.objects.using(conf.get().database).filter(pk=bulk.job_id or 0).first()
+    if job is None or job.state == State.RUNNING:
+        return _("At work …")
+    if job.state in TERMINAL:
+        return _("Nobody goes on with it: its job is %(state)s. %(error)s") % {
+            "state": State(job.state).label.lower(),
+            "error": job.last_error,
+        }
+    return _("Waits for a worker that serves the queue %s.") % job.queue

@@ -1,0 +1,81 @@
+"""Doing an act: one transaction with its audit, and what the operator is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from django.contrib import messages
+from django.db import OperationalError, connections
+from django.db.models import Model
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from relay_queue import conf, store
+from relay_queue.admin.acts import audit
+from relay_queue.admin.acts.catalogue import Act, Done
+from relay_queue.exceptions import RelayError
+from relay_queue.store.dialects import dialect_for
+from relay_queue.wakeup import ring_on_commit
+
+T = TypeVar("T")
+
+BATCH: Final = 1_000
+"""Rows that one transaction changes at the most."""
+
+MOST_NAMED: Final = 5
+"""Rows that messages name one by one."""
+
+
+def do(
+    act: Act, user_id: Any, model: type[Model], keys: Sequence[Any], given: dict[str, Any]
+) -> Done:
+    """Do an act on at most ``BATCH`` rows, write the audit, and ring the workers.
+
+    Keys that are neither changed nor skipped are not there. Raises what the store raises; nothing
+    is changed then.
+    """
+    database = conf.get().database
+    with store.transaction() as tx:
+        # Read before: the act may delete them. Without the payloads, which may be large.
+        rows = model._default_manager.using(database).defer(*act.heavy)
+        called = {row.pk: str(row) for row in rows.filter(pk__in=keys)}
+        done = act.verb(tx, [key for key in keys if key in called], given)
+        changed = [(key, called[key], change) for key, change in done.changed.items()]
+        audit.record(user_id, model, changed, act.name, given, deletes=act.deletes)
+        ring_on_commit(database)
+    return done
+
+
+def attempt(request: HttpRequest, what: Callable[[], T]) -> T | None:
+    """Do something of the store; tell the operator why it could not be done, and return None."""
+    try:
+        return what()
+    except RelayError as refusal:
+        messages.error(request, _("Nothing was changed: %s") % refusal)
+    except OperationalError as error:
+        if dialect_for(connections[conf.get().database]).diagnose(error) != "busy":
+            raise
+        messages.error(request, _("Nothing was changed: the database is busy. Try again."))
+    return None
+
+
+def tell(
+    request: HttpRequest, act: Act, model: type[Model], keys: Sequence[Any], done: Done
+) -> None:
+    """Say what changed, what had moved on, and what is not there any more."""
+    opts = model._meta
+    names = {"act": act.label, "one": opts.verbose_name, "many": opts.verbose_name_plural}
+    if done.changed:
+        n = len(done.changed)
+        text = ngettext("%(act)s: done for 1 %(one)s.", "%(act)s: done for %(n)s %(many)s.", n)
+        messages.success(request, text % {**names, "n": f"{n:,}"})
+    missing = [key for key in keys if key not in done.changed and key not in done.skipped]
+    left = {**done.skipped, **dict.fromkeys(missing, _("It is not there any more."))}
+    for key in list(left)[:MOST_NAMED]:
+        text = _("%(act)s: nothing was done to %(one)s %(key)s. %(why)s")
+        messages.warning(request, text % {**names, "key": key, "why": left[key]})
+    if len(left) > MOST_NAMED:
+        text = _("%(act)s: nothing was done to %(n)s more, for the like reasons.")
+        messages.warning(request, text % {**names, "n": f"{len(left) - MOST_NAMED:,}"})

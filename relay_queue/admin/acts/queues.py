@@ -1,0 +1,105 @@
+"""The acts on queues: pause, resume, and the limits."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from relay_queue import conf, store
+from relay_queue.admin.acts import audit
+from relay_queue.admin.acts.catalogue import APP, QUEUE_ACTS, Act
+from relay_queue.admin.acts.doing import attempt
+from relay_queue.admin.acts.pages import Acts
+from relay_queue.models import Queue
+from relay_queue.store.operate import MAX_LIMIT
+from relay_queue.wakeup import ring_on_commit
+
+LIMIT_QUEUE = f"{APP}.limit_queue"
+
+
+class LimitsForm(forms.Form):
+    """The limits of one queue."""
+
+    capacity = forms.IntegerField(
+        label=gettext_lazy("Capacity"),
+        required=False,
+        min_value=0,
+        max_value=MAX_LIMIT,
+        help_text=gettext_lazy("Unfinished jobs that the queue admits. Empty: no limit."),
+    )
+    max_running = forms.IntegerField(
+        label=gettext_lazy("Max running"),
+        required=False,
+        min_value=0,
+        max_value=MAX_LIMIT,
+        help_text=gettext_lazy("Jobs of the queue that may run at once. Empty: no limit."),
+    )
+
+
+class QueueActs(Acts):
+    """Adds the acts on queues to their list and to the page of a queue."""
+
+    acts: ClassVar[tuple[Act, ...]] = QUEUE_ACTS
+    acts_model = Queue
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the page of the limits."""
+        view = self.admin_site.admin_view(self.limits_view)
+        name = f"{self.opts.app_label}_{self.opts.model_name}_limits"
+        return [path("<path:object_id>/limits/", view, name=name), *super().get_urls()]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Lead to the limits those who may set them."""
+        row = options.get("obj")
+        if row is not None and request.user.has_perm(LIMIT_QUEUE):
+            context["relay_limits_url"] = self._reverse("limits", quote(row.pk))
+        return super().render_change_form(request, context, *args, **options)
+
+    def limits_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show the limits of a queue in a form, and set them on POST."""
+        if not request.user.has_perm(LIMIT_QUEUE):
+            raise PermissionDenied
+        queue = self.get_object(request, unquote(object_id))
+        if queue is None:
+            raise Http404
+        if not self.has_view_permission(request, queue):
+            raise PermissionDenied
+        names = {"capacity": queue.capacity, "max_running": queue.max_running}
+        form = LimitsForm(request.POST or None, initial=names)
+        page = self._reverse("change", quote(queue.pk))
+        if request.method == "POST" and form.is_valid():
+            limits = form.cleaned_data
+            if attempt(request, lambda: _set_limits(queue, limits, request.user.pk)) is not None:
+                messages.success(request, _("The limits of queue %s are set.") % queue)
+            return redirect(page)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Limits of queue %s") % queue,
+            "opts": self.opts,
+            "row": queue,
+            "form": form,
+            "back": page,
+            "media": self.media,
+        }
+        return TemplateResponse(request, "admin/relay_queue/acts/limits.html", context)
+
+
+def _set_limits(queue: Queue, limits: dict[str, int | None], user_id: Any) -> bool:
+    with store.transaction() as tx:
+        store.set_limits(tx, queue.pk, **limits)
+        change = ", ".join(f"{name} to {value}" for name, value in limits.items())
+        audit.record(user_id, Queue, [(queue.pk, str(queue), change)], "limits", limits)
+        ring_on_commit(conf.get().database)
+    return True
