@@ -22,6 +22,7 @@ Id                    What it says
 ``relay_queue.W008``  The queue is in memory.
 ``relay_queue.W009``  The database file is on a network file system.
 ``relay_queue.W010``  The admin is installed and the package of its date filters is not.
+``relay_queue.W011``  Transactions on PostgreSQL begin with a snapshot.
 ``relay_queue.I001``  The queue is in another database than ``default``.
 ===================== ============================================================================
 """
@@ -50,6 +51,9 @@ from relay_queue.wakeup.files import database_path
 TAG: Final = "relay_queue"
 
 _ENGINE: Final = "relay_queue.db.sqlite3"
+_POSTGRESQL: Final = "django.db.backends.postgresql"
+READ_COMMITTED: Final = 2
+"""The driver's number for the isolation level of that name."""
 _BACKEND_MODULE: Final = "relay_queue.backend"
 _MOUNTS: Final = "/proc/self/mounts"
 # Where locks or shared memory do not reach the other machines, or come back with errors.
@@ -59,7 +63,6 @@ _NETWORK_FILE_SYSTEMS: Final = frozenset(
     | {"fuse.davfs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"}
 )
 _UNSUPPORTED: Final = {
-    "postgresql": "PostgreSQL is not available yet in this release. ",
     "mysql": "MySQL and MariaDB are not supported. ",
     "oracle": "Oracle is not supported. ",
 }
@@ -129,13 +132,8 @@ def check_database(**_: Any) -> list[checks.CheckMessage]:
             "it may stand although they were rolled back. Enqueue in transaction.on_commit."
         )
         found.append(checks.Info(message, hint=hint, id=f"{TAG}.I001"))
-    if _vendor(alias) == "sqlite":
-        found += _sqlite_messages(alias)
-    else:
-        engine = connections.settings[alias]["ENGINE"]
-        hint = f'{_UNSUPPORTED.get(_vendor(alias), "")}Use ENGINE "{_ENGINE}".'
-        found.append(_error("E003", f"Relay cannot keep a queue with {engine!r}.", hint))
-    return found
+    judge = _JUDGES.get(_vendor(alias), _unsupported)
+    return [*found, *judge(alias)]
 
 
 def check_platform(**_: Any) -> list[checks.CheckMessage]:
@@ -195,6 +193,36 @@ def _vendor(alias: str) -> str:
         return str(connections.settings[alias]["ENGINE"]).rpartition(".")[2]
 
 
+def _unsupported(alias: str) -> Iterator[checks.CheckMessage]:
+    engine = connections.settings[alias]["ENGINE"]
+    hint = (
+        f'{_UNSUPPORTED.get(_vendor(alias), "")}Use ENGINE "{_ENGINE}", or '
+        f'"{_POSTGRESQL}" for workers on several machines.'
+    )
+    yield _error("E003", f"Relay cannot keep a queue with {engine!r}.", hint)
+
+
+def _postgresql_messages(alias: str) -> Iterator[checks.CheckMessage]:
+    if not importlib.util.find_spec("psycopg"):
+        message = "Relay speaks to PostgreSQL through psycopg 3, which is not installed."
+        hint = 'Install "django-relay-queue[postgres]"; Django prefers it to psycopg2.'
+        yield _error("E003", message, hint)
+        return
+    options = connections.settings[alias].get("OPTIONS", {})
+    where = f'DATABASES["{alias}"]["OPTIONS"]'
+    level = options.get("isolation_level")
+    if level is not None and int(level) > READ_COMMITTED:
+        message = f"Transactions of {alias!r} begin with a snapshot (isolation level {level})."
+        hint = (
+            f'Remove {where}["isolation_level"]: an enqueue inside such a transaction may not see '
+            "how full its queue is. Workers use READ COMMITTED whatever this says."
+        )
+        yield _warning("W011", message, hint)
+    if re.search(r"synchronous_commit\s*=\s*['\"]?(off|false|no|0)\b", options.get("options", "")):
+        message = "With synchronous_commit=off a commit may be lost with the server."
+        yield _warning("W005", message, f'Remove it from {where}["options"].')
+
+
 def _sqlite_messages(alias: str) -> Iterator[checks.CheckMessage]:
     path = database_path(alias)
     if path is None:
@@ -245,6 +273,9 @@ def _durability_messages(alias: str) -> Iterator[checks.CheckMessage]:
     if synchronous not in {"full", "extra", "2", "3"}:
         message = f"With synchronous={synchronous.upper()} a commit may be lost with the power."
         yield _warning("W005", message, f'Set "PRAGMA synchronous=FULL" in {where}.')
+
+
+_JUDGES: Final = {"sqlite": _sqlite_messages, "postgresql": _postgresql_messages}
 
 
 def _pragma(init_command: str, name: str) -> str | None:

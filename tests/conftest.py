@@ -7,17 +7,20 @@ import sqlite3
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
 
+from tests import postgresql
 from tests.power.shim import compile_shim
 
 ROOT = Path(__file__).resolve().parent.parent
-DATABASE_VARIABLE = "RELAY_TEST_DB"
+DATABASE_VARIABLE = postgresql.DATABASE_VARIABLE
 
 # How long a process that was told to stop may take before it is killed, in seconds.
 STOP_SECONDS = 15.0
@@ -26,6 +29,24 @@ STOP_SECONDS = 15.0
 LONG_LIVED_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 T = TypeVar("T")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Open the run in the process that the others are started by; refuse what cannot be tested."""
+    if hasattr(config, "workerinput"):
+        return
+    if postgresql.wanted() and postgresql.binaries() is None:
+        raise pytest.UsageError(postgresql.MISSING)
+    run = postgresql.Run()
+    config.add_cleanup(run.close)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly that a whole engine was left out."""
+    if not postgresql.wanted():
+        terminalreporter.write_sep("!", "NOT TESTED on PostgreSQL", yellow=True)
+        if postgresql.binaries() is None:
+            terminalreporter.write_line(postgresql.MISSING)
 
 
 def wait_until(
@@ -49,13 +70,14 @@ def wait_until(
 
 
 class Project:
-    """The suite's Django project on one database file, run as separate processes.
+    """The suite's Django project on one database, run as separate processes.
 
-    Every process it starts carries the file's path in its environment, and so do their children:
-    that is how ``close`` finds what was left running, whoever its parent is by then.
+    ``database`` is a file or a ``postgresql://`` address. Every process it starts carries it in its
+    environment, and so do their children: that is how ``close`` finds what was left running,
+    whoever its parent is by then.
     """
 
-    def __init__(self, database: Path, logs: Path) -> None:
+    def __init__(self, database: Path | str, logs: Path) -> None:
         self.database = database
         self.logs = logs
         self._spawned: list[subprocess.Popen[bytes]] = []
@@ -104,7 +126,10 @@ class Project:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def rows(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Read the database with the standard library alone, past Relay and Django."""
+        """Read the database with its own driver alone, past Relay and Django."""
+        if isinstance(self.database, str):
+            with psycopg.connect(self.database, autocommit=True) as server:
+                return server.execute(sql.encode(), parameters).fetchall()
         with closing(sqlite3.connect(self.database, timeout=30)) as connection:
             return connection.execute(sql, parameters).fetchall()
 
@@ -244,9 +269,9 @@ def migrated_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("template")
     project = Project(directory / "relay.sqlite3", directory / "logs")
     project.manage("migrate", "--verbosity", "0")
-    wal = project.database.with_name(project.database.name + "-wal")
+    wal = directory / "relay.sqlite3-wal"
     assert not wal.exists(), "the last close should have checkpointed the log"
-    return project.database
+    return directory / "relay.sqlite3"
 
 
 @pytest.fixture(scope="session")
@@ -265,6 +290,30 @@ def database_file(migrated_template: Path, tmp_path: Path) -> Path:
 def project(database_file: Path, tmp_path: Path) -> Iterator[Project]:
     """Return the project on a scratch file, for tests whose work is all done by processes."""
     project = Project(database_file, tmp_path / "logs")
+    yield project
+    project.close()
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> postgresql.Server:
+    """Return the PostgreSQL server of this run, with a migrated template."""
+    if not postgresql.wanted():
+        pytest.skip("NOT TESTED on PostgreSQL")
+    return postgresql.shared()
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: postgresql.Server) -> Iterator[str]:
+    """Return the address of a migrated database of this test's own."""
+    name = f"test_{uuid.uuid4().hex}"
+    yield postgresql_server.create(name)
+    postgresql_server.drop(name)
+
+
+@pytest.fixture
+def postgresql_project(postgresql_url: str, tmp_path: Path) -> Iterator[Project]:
+    """Return the project on a scratch database of PostgreSQL, for tests with processes."""
+    project = Project(postgresql_url, tmp_path / "logs")
     yield project
     project.close()
 

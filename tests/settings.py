@@ -1,8 +1,8 @@
 """Settings of the test suite.
 
-``RELAY_TEST_DB`` names the database file. Fixtures set it for the processes they start, so that
-a test and its workers share one file. Without it, the suite uses a directory of its own that is
-removed at exit.
+``RELAY_TEST_DB`` names the database: a file, or a ``postgresql://`` address. Fixtures set it for
+the processes they start, so that a test and its workers share one. Without it, the suite uses a
+directory of its own that is removed at exit.
 """
 
 import atexit
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import django
 
@@ -29,8 +30,29 @@ def _scratch_directory() -> Path:
     return directory
 
 
-_named = os.environ.get("RELAY_TEST_DB")
-_database = Path(_named) if _named else _scratch_directory() / "relay.sqlite3"
+def _sqlite(database: Path) -> dict[str, Any]:
+    return {
+        "ENGINE": "relay_queue.db.sqlite3",
+        "NAME": database,
+        # A file, never memory: other processes must be able to open the test database. Under
+        # pytest-xdist each worker is its own process, with its own directory and its own suffix.
+        "TEST": {"NAME": str(database.with_name("test.sqlite3"))},
+    }
+
+
+def _postgresql(address: str) -> dict[str, Any]:
+    parts = urlsplit(address)
+    query = dict(parse_qsl(parts.query))
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.strip("/"),
+        "USER": parts.username or "",
+        "HOST": query["host"],
+        "PORT": query["port"],
+    }
+
+
+_named = os.environ.get("RELAY_TEST_DB") or str(_scratch_directory() / "relay.sqlite3")
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -47,13 +69,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 DATABASES: dict[str, dict[str, Any]] = {
-    "default": {
-        "ENGINE": "relay_queue.db.sqlite3",
-        "NAME": _database,
-        # A file, never memory: other processes must be able to open the test database. Under
-        # pytest-xdist each worker is its own process, with its own directory and its own suffix.
-        "TEST": {"NAME": str(_database.with_name("test.sqlite3"))},
-    }
+    "default": _postgresql(_named) if _named.startswith("postgresql:") else _sqlite(Path(_named))
 }
 
 INSTALLED_APPS = [

@@ -33,11 +33,11 @@ START = f"""
 """Move picked jobs to running and charge an attempt."""
 
 GRANT = """
-    WITH granted (job_id, attempt, token, expires_at) AS (VALUES {rows})
+    WITH granted (job_id, attempt, token, expires_at) AS ({rows})
     INSERT INTO relay_queue_lease
         (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
          refused_verb, refused_reason)
-    SELECT job_id, attempt, token, expires_at, %s, %s, '', '', '', ''
+    SELECT job_id, attempt, token, expires_at, CAST(%s AS bigint), %s, '', '', '', ''
     FROM granted WHERE job_id IS NOT NULL
     RETURNING id, job_id
 """
@@ -51,9 +51,15 @@ CONDEMN = """
 """
 """Take altered jobs back from running: no function may see them, no attempt was used."""
 
+HOLD_LIMITED = """
+    SELECT name FROM relay_queue_queue
+    WHERE name IN ({{ids}}) AND max_running IS NOT NULL ORDER BY name{lock}
+"""
+"""Keep other claims from queues that limit them. In the order of names, so that no two wait crosswise."""
+
 CLAIMABLE = """
     SELECT q.name, CASE WHEN q.max_running IS NULL THEN NULL ELSE q.max_running -
-        (SELECT COALESCE(SUM(c.n), 0) FROM relay_queue_queuecount c
+        (SELECT CAST(COALESCE(SUM(c.n), 0) AS bigint) FROM relay_queue_queuecount c
          WHERE c.queue = q.name AND c.state = 'running') END
     FROM relay_queue_queue q
     WHERE q.name IN ({ids}) AND q.paused_at IS NULL
@@ -62,7 +68,7 @@ CLAIMABLE = """
 """Find the queues that have something to give, and how many leases each still allows."""
 
 RENEW = """
-    WITH owner (lease_id, token, until) AS (VALUES {rows})
+    WITH owner (lease_id, token, until) AS ({rows})
     UPDATE relay_queue_lease SET renewed_at = %s, expires_at = owner.until
     FROM owner
     WHERE relay_queue_lease.id = owner.lease_id AND relay_queue_lease.token = owner.token
@@ -102,7 +108,7 @@ def claim(
     ``careful`` takes each job in a savepoint of its own, and a row that cannot be read goes dead,
     too; otherwise such a row raises.
     """
-    if limit < 1:
+    if limit < 1 or backends == []:
         return []
     claimable = _claimable(tx, queues, limit)
     # A queue's fair share first; more only if the others leave places.
@@ -135,6 +141,9 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
     """Return in the order given the queues that have ready jobs and room, with that room."""
     if not queues:
         return []
+    if tx.dialect.lock_rows:
+        # A statement of its own: the counters must be read after the wait for the lock.
+        tx.ids(HOLD_LIMITED.format(lock=tx.dialect.lock_rows), queues)
     rows = tx.ids(CLAIMABLE, queues)
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {

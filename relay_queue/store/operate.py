@@ -27,7 +27,7 @@ from relay_queue.states import (
     require,
 )
 from relay_queue.store import bounds
-from relay_queue.store.queues import queue_limits, queue_name
+from relay_queue.store.queues import queue_aging, queue_limits, queue_name
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
 from relay_queue.store.transaction import Transaction, transaction
@@ -104,10 +104,12 @@ NEXT_RANKS = """
 """Read the next unfinished jobs of a queue by id."""
 
 SET_RANK = """
-    WITH new (job_id, rank) AS (VALUES {rows})
+    WITH new (job_id, rank) AS ({rows})
     UPDATE relay_queue_job SET rank = new.rank FROM new WHERE relay_queue_job.id = new.job_id
 """
 """Rewrite ranks."""
+
+RANK_CASTS = ("bigint", "bigint")
 
 RECOUNT = """
     SELECT state, COUNT(*) FROM relay_queue_job WHERE queue = %s GROUP BY state
@@ -181,7 +183,7 @@ def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Chan
     priority = bounds.whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
     rows, changed = _select(tx, job_ids, WAITING)
     for job_id, queue, _state, _priority, available_at in rows:
-        aging = queue_limits(tx, queue).aging_seconds
+        aging = queue_aging(tx, queue)
         new_rank = rank(tx.dialect.from_db(available_at), priority, aging)
         tx.execute(SET_PRIORITY, [priority, new_rank, job_id])
     return changed
@@ -261,12 +263,12 @@ def rerank(queue: str, aging_seconds: float | None) -> int:
             rows = tx.fetch(NEXT_RANKS, [queue, last, BATCH])
             if not rows:
                 return total
-            aging = queue_limits(tx, queue).aging_seconds
+            aging = queue_aging(tx, queue)
             params: list[Any] = []
             for job_id, priority, available_at in rows:
                 params += (job_id, rank(tx.dialect.from_db(available_at), priority, aging))
-            values = tx.dialect.rows(len(rows), ("bigint", "bigint"))
-            tx.execute(SET_RANK.format(rows=values), params)
+            values = tx.dialect.rows(len(rows), RANK_CASTS)
+            tx.execute(SET_RANK.format(rows=values), tx.dialect.bind(params, RANK_CASTS))
         last, total = rows[-1][0], total + len(rows)
 
 
@@ -277,6 +279,9 @@ def recount(tx: Transaction, queue: str) -> dict[str, int]:
     jobs of the queue.
     """
     tx.flush()  # what earlier verbs of this transaction have moved is in the rows already
+    if tx.dialect.freeze_counts:
+        # Whoever has moved jobs has also written counters, and waits to; nobody is in between.
+        tx.execute(tx.dialect.freeze_counts)
     counts = {state: int(n) for state, n in tx.fetch(RECOUNT, [queue])}
     tx.execute(FORGET_COUNTS, [queue])
     for state, n in counts.items():
@@ -298,7 +303,7 @@ def _select(
     changed = Changed()
     rows: list[Any] = []
     if ids:
-        statement = READ_JOBS.format(ids=_marks(ids), lock=tx.dialect.lock_queue)
+        statement = READ_JOBS.format(ids=_marks(ids), lock=tx.dialect.lock_rows)
         for row in tx.fetch(statement, ids):
             if row[2] in states:
                 rows.append(row)
@@ -312,7 +317,7 @@ def _select(
 def _rerank_each(tx: Transaction, rows: Sequence[_Row], statement: str) -> None:
     """Make jobs ready as of now, each with the rank of its class."""
     for job_id, queue, state, priority, _available_at in rows:
-        aging = queue_limits(tx, queue).aging_seconds
+        aging = queue_aging(tx, queue)
         tx.execute(statement, [tx.now_db, rank(tx.now, priority, aging), job_id])
         tx.move(queue, state, State.READY)
 

@@ -16,11 +16,14 @@ _UNFINISHED_SQL = ", ".join(f"'{state.value}'" for state in sorted(UNFINISHED))
 FIND_LIMITS = f"""
     SELECT q.capacity, q.max_running, q.aging_seconds, q.paused_at IS NOT NULL,
            CASE WHEN q.capacity IS NULL THEN 0 ELSE
-               (SELECT COALESCE(SUM(c.n), 0) FROM relay_queue_queuecount c
+               (SELECT CAST(COALESCE(SUM(c.n), 0) AS bigint) FROM relay_queue_queuecount c
                 WHERE c.queue = q.name AND c.state IN ({_UNFINISHED_SQL})) END
-    FROM relay_queue_queue q WHERE q.name = %s{{lock}}
+    FROM relay_queue_queue q WHERE q.name = %s
 """
 """Read the limits of one queue, and its unfinished jobs where a capacity makes them matter."""
+
+HOLD_QUEUE = "SELECT name FROM relay_queue_queue WHERE name = %s{lock}"
+"""Keep others from filling a queue with a capacity."""
 
 CREATE_QUEUE = """
     INSERT INTO relay_queue_queue
@@ -50,8 +53,22 @@ _unbounded: dict[str, QueueLimits] = {}
 
 
 def queue_limits(tx: Transaction, name: str) -> QueueLimits:
-    """Return the limits of a queue, creating its row on first use; see `queue_name`."""
-    return _find(tx, name) or _create(tx, name)
+    """Return the limits of a queue, creating its row on first use; see `queue_name`.
+
+    If it has a capacity, nobody else fills it before this transaction ends. Of several queues, ask
+    in the order of their names.
+    """
+    limits = _find(tx, name) or _create(tx, name)
+    if limits.capacity is None or not tx.dialect.lock_rows:
+        return limits
+    # In two statements: the counters must be read after the wait for the lock.
+    tx.fetch(HOLD_QUEUE.format(lock=tx.dialect.lock_rows), [name])
+    return _find(tx, name) or limits
+
+
+def queue_aging(tx: Transaction, name: str) -> float | None:
+    """Return the aging of a queue, creating its row on first use. Waits for nobody."""
+    return (_find(tx, name) or _create(tx, name)).aging_seconds
 
 
 def guessed_limits(name: str) -> QueueLimits | None:
@@ -87,7 +104,7 @@ def queue_name(name: object) -> str:
 
 
 def _find(tx: Transaction, name: str) -> QueueLimits | None:
-    rows = tx.fetch(FIND_LIMITS.format(lock=tx.dialect.lock_queue), [name])
+    rows = tx.fetch(FIND_LIMITS, [name])
     if not rows:
         return None
     capacity, max_running, aging_seconds, paused, unfinished = rows[0]

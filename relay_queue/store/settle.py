@@ -16,12 +16,12 @@ from relay_queue.exceptions import InvalidJob
 from relay_queue.ranking import rank
 from relay_queue.states import Outcome, State
 from relay_queue.store import bounds
-from relay_queue.store.queues import queue_limits
+from relay_queue.store.queues import queue_aging
 from relay_queue.store.records import Settled, Settlement
 from relay_queue.store.transaction import Transaction
 
 END_LEASES = """
-    WITH told (lease_id, token, outcome, error, traceback) AS (VALUES {rows})
+    WITH told (lease_id, token, outcome, error, traceback) AS ({rows})
     UPDATE relay_queue_lease
     SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
     FROM told
@@ -32,7 +32,7 @@ END_LEASES = """
 """End the leases whose owners still hold them."""
 
 SUCCEED = """
-    WITH done (job_id, result) AS (VALUES {rows})
+    WITH done (job_id, result) AS ({rows})
     UPDATE relay_queue_job
     SET state = 'succeeded', finished_at = %s, result = done.result, losses = 0, last_error = ''
     FROM done
@@ -50,7 +50,7 @@ READ_RUNNING = """
 
 MOVE = """
     WITH next (job_id, state, attempt, rank, available_at, finished_at, losses, error) AS
-        (VALUES {rows})
+        ({rows})
     UPDATE relay_queue_job
     SET state = next.state, attempt = next.attempt, rank = next.rank,
         available_at = next.available_at, finished_at = next.finished_at,
@@ -223,9 +223,8 @@ def read_running(tx: Transaction, job_ids: Sequence[int]) -> list[RunningJob]:
 def back_off(tx: Transaction, step: Step, delay_seconds: float) -> None:
     """Send a job to wait ``delay_seconds``; it rejoins its class at that time."""
     due = tx.now + timedelta(seconds=delay_seconds)
-    limits = queue_limits(tx, step.job.queue)
     step.available_at = tx.dialect.to_db(due)
-    step.rank = rank(due, step.job.priority, limits.aging_seconds)
+    step.rank = rank(due, step.job.priority, queue_aging(tx, step.job.queue))
 
 
 def move(tx: Transaction, steps: Sequence[Step]) -> None:

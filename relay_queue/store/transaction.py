@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 ADD_TO_COUNTS = """
-    INSERT INTO relay_queue_queuecount (queue, state, shard, n) VALUES {rows}
+    WITH change (queue, state, n) AS ({{rows}})
+    INSERT INTO relay_queue_queuecount (queue, state, shard, n)
+    SELECT queue, state, {shard}, n FROM change WHERE n <> 0
     ON CONFLICT (queue, state, shard) DO UPDATE SET n = relay_queue_queuecount.n + excluded.n
 """
 """Add to the number of jobs per queue and state."""
 
-COUNT_CASTS = ("text", "text", "smallint", "bigint")
+COUNT_CASTS = ("text", "text", "bigint")
 
 Casts = tuple[str, ...]
 """The column types of a VALUES list, for databases that cannot guess them."""
@@ -56,7 +58,7 @@ class Transaction:
         # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
         # nobody does, its layers cost as much as the statements.
         watched = connection.queries_logged or bool(connection.execute_wrappers)
-        self._cursor: Any = connection.cursor() if watched else connection.create_cursor()
+        self._cursor: Any = connection.cursor() if watched else dialect.cursor(connection)
         # The query log formats statements itself and knows only Django's own placeholders.
         self._sql = str if watched else dialect.sql
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -73,7 +75,8 @@ class Transaction:
             return []
         count = 1 << (len(params) // len(casts) - 1).bit_length()
         params += [None] * (count * len(casts) - len(params))
-        return self.fetch(_with_rows(self.dialect, statement, casts, count), [*params, *rest])
+        sql = _with_rows(self.dialect, statement, casts, count)
+        return self.fetch(sql, [*self.dialect.bind(params, casts), *rest])
 
     def ids(self, statement: str, ids: Sequence[Any], *before: Any) -> list[tuple[Any, ...]]:
         """Run a statement over ``{ids}``, padded by repetition as in `rows`; return its rows.
@@ -132,9 +135,10 @@ class Transaction:
         changes = sorted((q, s, n) for (q, s), n in self._counts.items() if n)
         self._counts.clear()
         if changes:
-            params = [value for q, s, n in changes for value in (q, s, 0, n)]
-            statement = _with_rows(self.dialect, ADD_TO_COUNTS, COUNT_CASTS, len(changes))
-            self.execute(statement, params)
+            params = [value for change in changes for value in change]
+            statement = ADD_TO_COUNTS.format(shard=self.dialect.shard)
+            sql = _with_rows(self.dialect, statement, COUNT_CASTS, len(changes))
+            self.execute(sql, self.dialect.bind(params, COUNT_CASTS))
 
     def close(self) -> None:
         """Give the cursor back."""

@@ -56,7 +56,7 @@ ROLL_UP = """
     INSERT INTO relay_queue_queueminute
         (queue, worker_id, minute, claimed, succeeded, failed, retried, died, expired, refused,
          wait_histogram, run_histogram)
-    VALUES {rows}
+    {rows}
     ON CONFLICT (minute, queue, worker_id) DO UPDATE SET
         claimed = excluded.claimed, succeeded = excluded.succeeded, failed = excluded.failed,
         retried = excluded.retried, died = excluded.died, expired = excluded.expired,
@@ -186,4 +186,4 @@ def _roll_up(
         params += (queue, worker_id, tx.dialect.to_db(minute), t.claimed, t.succeeded, t.failed)
         params += (t.retried, t.died, t.expired, t.refused, json.dumps(t.wait), json.dumps(t.run))
     rows = tx.dialect.rows(len(entries), MINUTE_CASTS)
-    tx.execute(ROLL_UP.format(rows=rows), params)
+    tx.execute(ROLL_UP.format(rows=rows), tx.dialect.bind(params, MINUTE_CASTS))

@@ -173,6 +173,16 @@ def outcomes(job_id: int) -> list[str | None]:
     return list(rows(Lease).filter(job_id=job_id).order_by("id").values_list("outcome", flat=True))
 
 
+def connection() -> Any:
+    """Return this thread's connection to the database that holds the queue."""
+    return connections[conf.get().database]
+
+
+def atomic() -> Any:
+    """Open a transaction as a project does, on the database that holds the queue."""
+    return transaction.atomic(using=connection().alias)
+
+
 def everything() -> dict[str, list[tuple[Any, ...]]]:
     """Read every row of every table of the queue."""
     return {m.__name__: list(rows(m).order_by("pk").values_list()) for m in TABLES}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
+from django.db import connections
 
 from relay_queue import clock
-from tests.store.actions import Wall, empty
+from tests import postgresql
+from tests.conftest import Project
+from tests.store.actions import Wall, connection, empty
 
-ENGINES = {"sqlite": "default"}
+ENGINES = {"sqlite": "default", "postgresql": "postgresql"}
 """Each engine that the store supports, and the alias of `DATABASES` that the suite uses for it."""
 
 
@@ -27,14 +30,40 @@ def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[
         empty()
 
 
+@pytest.fixture(scope="session")
+def postgresql_alias(postgresql_server: postgresql.Server, worker_id: str) -> Iterator[str]:
+    """Add a database of this process's own to the settings, and return its alias."""
+    alias, name = ENGINES["postgresql"], f"relay_{worker_id}"
+    postgresql_server.create(name)
+    entry = {**connections.settings["default"], **postgresql_server.settings(name), "OPTIONS": {}}
+    connections.settings[alias] = entry
+    yield alias
+    connections[alias].close()
+    del connections.settings[alias]
+    postgresql_server.drop(name)
+
+
 @pytest.fixture(params=list(ENGINES))
-def engine(request: pytest.FixtureRequest, settings: Any, transactional_db: None) -> str:
+def engine(request: pytest.FixtureRequest, settings: Any, transactional_db: None) -> Iterator[str]:
     """Run the test on one engine, named so in its id. One that is missing is reported loudly."""
-    alias = ENGINES[request.param]
-    if alias not in django_settings.DATABASES:
-        pytest.skip(f"NOT TESTED on {request.param}: DATABASES has no alias {alias!r}")
-    settings.RELAY = {**settings.RELAY, "DATABASE": alias}
-    return str(request.param)
+    if request.param == "postgresql":
+        request.getfixturevalue("postgresql_alias")
+    settings.RELAY = {**settings.RELAY, "DATABASE": ENGINES[request.param]}
+    yield str(request.param)
+    if request.param != "sqlite":  # whose tables are emptied by `transactional_db`
+        empty()
+
+
+@pytest.fixture
+def shared_project(engine: str, tmp_path: Path) -> Iterator[Project]:
+    """Return the project on the database of this test, whatever its engine is."""
+    entry = connection().settings_dict
+    address: Path | str = Path(entry["NAME"])
+    if engine == "postgresql":
+        address = postgresql.Server(Path(entry["HOST"])).url(entry["NAME"])
+    project = Project(address, tmp_path / "logs")
+    yield project
+    project.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from relay_queue import store
@@ -16,9 +15,11 @@ from tests.store.actions import (
     ack,
     after,
     assert_counters_exact,
+    atomic,
     cancel,
     claim,
     claim_one,
+    connection,
     counted,
     do,
     enqueue,
@@ -101,7 +102,7 @@ def test_what_is_rolled_back_is_not_counted(wall: Wall) -> None:
 
 def test_a_joined_transaction_that_fails_takes_only_its_own_counts_with_it() -> None:
     do(store.set_limits, "mail", capacity=1, max_running=None)
-    with transaction.atomic():
+    with atomic():
         enqueue()
         enqueue(queue="mail")
         with pytest.raises(QueueFull):
@@ -126,17 +127,17 @@ def test_a_nested_transaction_inside_an_open_one_is_counted_with_it() -> None:
 
 
 def test_with_autocommit_off_the_callers_commit_decides() -> None:
-    connection.set_autocommit(False)
+    connection().set_autocommit(False)
     try:
         rows(QueueCount).create(queue="the callers own row", state="ready", n=0)
         enqueue()
-        connection.rollback()
+        connection().rollback()
         rows(QueueCount).create(queue="the callers own row", state="ready", n=0)
         kept = enqueue()
-        connection.commit()
+        connection().commit()
     finally:
-        connection.rollback()
-        connection.set_autocommit(True)
+        connection().rollback()
+        connection().set_autocommit(True)
     assert list(rows(Job).values_list("id", flat=True)) == [kept]
     assert_counters_exact()
 
@@ -173,7 +174,7 @@ def test_a_recount_after_other_verbs_in_its_transaction_is_exact() -> None:
 
 
 def test_the_query_log_of_debug_mode_changes_nothing(wall: Wall) -> None:
-    with CaptureQueriesContext(connection) as log:
+    with CaptureQueriesContext(connection()) as log:
         enqueue_each(2, args=["100%", "%s", "?"])
         do(store.enqueue_many, [job(args=["100%", "%s", "?"], idempotency_key="%s")])
         held = claim(3)

@@ -13,7 +13,6 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import transaction
 
 from relay_queue import conf, store
 from relay_queue.backoff import Backoff
@@ -33,8 +32,10 @@ from tests.store.actions import (
     ack,
     after,
     assert_counters_exact,
+    atomic,
     claim,
     claim_one,
+    connection,
     counted,
     do,
     enqueue,
@@ -500,7 +501,7 @@ def test_room_given_back_earlier_in_the_same_transaction_can_be_used() -> None:
 
 def test_two_joined_enqueues_in_one_outer_transaction_do_not_exceed_the_capacity() -> None:
     limit(capacity=1)
-    with transaction.atomic():
+    with atomic():
         enqueue()
         with pytest.raises(QueueFull):
             enqueue()
@@ -517,7 +518,7 @@ def test_a_waiting_enqueue_gives_up_with_queue_full_when_its_time_is_over() -> N
 def test_a_waiting_enqueue_inside_atomic_does_not_wait() -> None:
     limit(capacity=1)
     enqueue()
-    with pytest.raises(QueueFull), no_sleep(), transaction.atomic():
+    with pytest.raises(QueueFull), no_sleep(), atomic():
         store.enqueue_waiting(job(), 3600)
 
 
@@ -627,17 +628,17 @@ def test_twins_and_taken_keys_need_no_room() -> None:
 
 
 def test_an_enqueue_lives_and_dies_with_the_callers_transaction() -> None:
-    with nothing_written(), transaction.atomic():
+    with nothing_written(), atomic():
         enqueue(queue="never-seen")
-        transaction.set_rollback(True)
-    with transaction.atomic():
+        connection().set_rollback(True)
+    with atomic():
         job_id = enqueue()
     assert state(job_id) == "ready"
 
 
 def test_a_caught_refusal_leaves_the_callers_transaction_usable() -> None:
     limit(capacity=1)
-    with transaction.atomic():
+    with atomic():
         first = enqueue()
         with pytest.raises(QueueFull):
             enqueue()

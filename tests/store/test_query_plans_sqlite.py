@@ -30,7 +30,10 @@ from tests.store.actions import (
     register,
 )
 
-pytestmark = pytest.mark.usefixtures("wall")
+pytestmark = [
+    pytest.mark.usefixtures("wall"),
+    pytest.mark.parametrize("engine", ["sqlite"], indirect=True),
+]
 
 Statement = tuple[str, Sequence[Any]]
 

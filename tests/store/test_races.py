@@ -9,7 +9,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from relay_queue import store
 from relay_queue.exceptions import QueueFull
@@ -19,6 +18,7 @@ from tests.store.actions import (
     ack,
     assert_counters_exact,
     claim_one,
+    connection,
     do,
     enqueue,
     enqueue_each,
@@ -132,8 +132,8 @@ def run_together(project: Project, sources: list[str], *arguments: list[str]) ->
     return [json.loads(project.log(process).splitlines()[-1]) for process in processes]
 
 
-def test_sixteen_processes_with_one_key_make_one_job(live_project: Project) -> None:
-    answers = run_together(live_project, [ENQUEUE_ONE_KEY] * 16)
+def test_sixteen_processes_with_one_key_make_one_job(shared_project: Project) -> None:
+    answers = run_together(shared_project, [ENQUEUE_ONE_KEY] * 16)
     assert len({job_id for job_id, _ in answers}) == 1
     assert sum(created for _, created in answers) == 1
     assert rows(Job).count() == 1
@@ -141,9 +141,9 @@ def test_sixteen_processes_with_one_key_make_one_job(live_project: Project) -> N
 
 
 @pytest.mark.parametrize("source", [FILL, FILL_IN_BATCHES], ids=["single", "batches"])
-def test_racing_producers_never_exceed_a_capacity(source: str, live_project: Project) -> None:
+def test_racing_producers_never_exceed_a_capacity(source: str, shared_project: Project) -> None:
     do(store.set_limits, "tight", capacity=37, max_running=None)
-    answers = run_together(live_project, [source] * 8)
+    answers = run_together(shared_project, [source] * 8)
     admitted = [job_id for ids, _ in answers for job_id in ids]
     fits = 37 if source is FILL else 36
     assert len(admitted) == len(set(admitted)) == fits
@@ -153,9 +153,9 @@ def test_racing_producers_never_exceed_a_capacity(source: str, live_project: Pro
     assert_counters_exact()
 
 
-def test_racing_claims_give_each_job_exactly_once(live_project: Project) -> None:
+def test_racing_claims_give_each_job_exactly_once(shared_project: Project) -> None:
     ids = [a.job_id for a in do(store.enqueue_many, [job() for _ in range(300)])]
-    taken = [claim for claims in run_together(live_project, [CLAIM_ALL] * 6) for claim in claims]
+    taken = [claim for claims in run_together(shared_project, [CLAIM_ALL] * 6) for claim in claims]
     assert sorted(job_id for job_id, _, _ in taken) == ids
     assert len({lease_id for _, lease_id, _ in taken}) == 300
     assert len({token for _, _, token in taken}) == 300
@@ -163,9 +163,9 @@ def test_racing_claims_give_each_job_exactly_once(live_project: Project) -> None
     assert_counters_exact()
 
 
-def test_racing_owners_give_room_back_exactly_once(live_project: Project) -> None:
+def test_racing_owners_give_room_back_exactly_once(shared_project: Project) -> None:
     do(store.set_limits, "tight", capacity=5, max_running=3)
-    done = sum(run_together(live_project, [CHURN] * 6))
+    done = sum(run_together(shared_project, [CHURN] * 6))
     assert done == rows(Job).filter(state="succeeded").count() > 0
     assert not rows(Lease).filter(ended_at=None).exists()
     assert_counters_exact()
@@ -176,12 +176,12 @@ def test_racing_owners_give_room_back_exactly_once(live_project: Project) -> Non
         enqueue(queue="tight")
 
 
-def test_racing_words_on_one_lease_let_one_of_them_stand(live_project: Project) -> None:
+def test_racing_words_on_one_lease_let_one_of_them_stand(shared_project: Project) -> None:
     job_id = enqueue()
     held = claim_one()
     words = ["ack", "nack", "release", "snooze"] * 2
     arguments = [[str(held.lease_id), held.token, word] for word in words]
-    answers = run_together(live_project, [ACK_ONE] * 8, *arguments)
+    answers = run_together(shared_project, [ACK_ONE] * 8, *arguments)
     final = state(job_id)
     accepted = [word for word, (_, stands) in zip(words, answers, strict=True) if stands]
     # An ack that is told twice is answered as the success that it was.
@@ -207,7 +207,7 @@ def test_threads_of_one_process_share_the_jobs_too() -> None:
         except BaseException as failure:
             failures.append(failure)
         finally:
-            connection.close()
+            connection().close()
 
     threads = [threading.Thread(target=take) for _ in range(6)]
     for thread in threads:
@@ -230,7 +230,7 @@ def test_a_waiting_producer_is_admitted_when_room_appears() -> None:
             waiting.set()
             admitted.append(store.enqueue_waiting(job(args=["late"]), 60))
         finally:
-            connection.close()
+            connection().close()
 
     producer = threading.Thread(target=produce)
     producer.start()
@@ -243,7 +243,7 @@ def test_a_waiting_producer_is_admitted_when_room_appears() -> None:
     assert_counters_exact()
 
 
-def test_of_many_waiting_producers_one_is_admitted_per_place(live_project: Project) -> None:
+def test_of_many_waiting_producers_one_is_admitted_per_place(shared_project: Project) -> None:
     do(store.set_limits, "default", capacity=1, max_running=None)
     enqueue()
     source = """
@@ -253,9 +253,9 @@ except QueueFull:
     print("null")
 """
     held = claim_one()
-    acker = threading.Timer(0.5, lambda: (ack(held), connection.close()))
+    acker = threading.Timer(0.5, lambda: (ack(held), connection().close()))
     acker.start()
-    answers = run_together(live_project, [source] * 4)
+    answers = run_together(shared_project, [source] * 4)
     acker.join(10)
     assert len([a for a in answers if a is not None]) == 1
     assert_counters_exact()

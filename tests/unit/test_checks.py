@@ -143,7 +143,6 @@ class TestDatabase:
     @pytest.mark.parametrize(
         ("engine", "word"),
         [
-            ("django.db.backends.postgresql", "PostgreSQL is not available yet"),
             ("django.db.backends.mysql", "MySQL"),
             ("django.db.backends.oracle", "Oracle"),
             ("django.db.backends.dummy", "relay_queue.db.sqlite3"),

@@ -25,8 +25,14 @@ class Dialect(ABC):
     has_sessions: bool
     """Whether there is a server whose sessions can be notified, and hold locks that end with them."""
 
-    lock_queue: str
-    """The clause that locks the row of a queue with a limit; empty as above."""
+    lock_rows: str
+    """The clause that locks rows that others may change meanwhile; empty as above."""
+
+    shard: str
+    """The expression for the shard of `QueueCount` that a transaction writes."""
+
+    freeze_counts: str
+    """The statement that ends all writes of counters until the commit; empty as above."""
 
     @abstractmethod
     def outermost(
@@ -51,8 +57,16 @@ class Dialect(ABC):
         """Return the aware UTC datetime of a raw column value."""
 
     @abstractmethod
+    def cursor(self, connection: BaseDatabaseWrapper) -> Any:
+        """Open the cursor that costs this driver least; see `sql`."""
+
+    @abstractmethod
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
-        """Return ``(%s, …), (%s, …)`` for a VALUES list of ``count`` rows; ``casts`` are types."""
+        """Return the query for a table of ``count`` rows given as parameters; ``casts`` are types."""
+
+    @abstractmethod
+    def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
+        """Return the parameters of `rows`, from the values row by row."""
 
     @abstractmethod
     def sql(self, statement: str) -> str:

@@ -24,7 +24,9 @@ class SQLiteDialect(Dialect):
 
     skip_locked = ""
     has_sessions = False
-    lock_queue = ""
+    lock_rows = ""
+    shard = "0"
+    freeze_counts = ""
 
     def outermost(
         self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
@@ -53,9 +55,17 @@ class SQLiteDialect(Dialect):
             return value if value.tzinfo else value.replace(tzinfo=UTC)
         return datetime.fromisoformat(f"{value}+00:00")
 
+    def cursor(self, connection: BaseDatabaseWrapper) -> Any:
+        """Open the engine's own cursor, without Django's layers."""
+        return connection.create_cursor()
+
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
         """Return the VALUES list; SQLite needs no casts."""
         return _rows(count, len(casts))
+
+    def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
+        """Return the values as they are: row by row."""
+        return params
 
     def sql(self, statement: str) -> str:
         """Use sqlite3's own ``?``: Django's conversion costs more than many of the statements."""
@@ -115,7 +125,7 @@ _TROUBLES: dict[int, Trouble] = {
 @lru_cache(maxsize=1024)
 def _rows(count: int, width: int) -> str:
     row = "(" + ", ".join(["%s"] * width) + ")"
-    return ", ".join([row] * count)
+    return "VALUES " + ", ".join([row] * count)
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,252 @@
+"""PostgreSQL: many writers at once, row locks that others pass over, and the server's clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from psycopg.adapt import AdaptersMap
+from psycopg.types.numeric import Int8Dumper
+
+from relay_queue import clock
+from relay_queue.store.dialects.base import Dialect, Trouble
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+SHARDS: Final = 64
+"""Counters of a queue and state: as many transactions may write at once without waiting."""
+
+SHARD_LOCKS: Final = 0x52_45_4C_59
+"""The class of the advisory locks on shards. A project's own locks hardly use it."""
+
+FREE_SHARD = f"""COALESCE(
+    (SELECT shard FROM generate_series(0, {SHARDS - 1}) AS shard
+     WHERE pg_try_advisory_xact_lock({SHARD_LOCKS}, shard) LIMIT 1),
+    mod(pg_backend_pid(), {SHARDS}))"""
+"""The first shard that no other open transaction writes: so no two of them meet on a row."""
+
+OPEN = "SELECT clock_timestamp(), set_config('lock_timeout', %s, true)"
+"""Read the server's clock, and bound every wait for a lock in this transaction."""
+
+OPEN_AS_WORKER = f"""{OPEN},
+    set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
+"""
+"""The same for a worker's own: a plan that was made while a table was small must not outlive it."""
+
+UNBOUNDED: Final = "0"
+"""PostgreSQL's word for a lock timeout that never ends."""
+
+
+class OutcomeUnknown(OperationalError):
+    """The connection was lost while COMMIT was under way: it may have happened or not."""
+
+
+class PostgreSQLDialect(Dialect):
+    """Row locks, statements the server keeps prepared, arrays for many rows, and its clock."""
+
+    skip_locked = " FOR UPDATE SKIP LOCKED"
+    lock_rows = " FOR UPDATE"
+    shard = FREE_SHARD
+    freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
+
+    def outermost(
+        self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+    ) -> AbstractContextManager[float]:
+        """Begin, and bound the waits for rows that others hold; see `Dialect.outermost`."""
+        return _outermost(connection, wait_seconds, first=first)
+
+    def now(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Read the server's clock: the clocks of its clients may differ by minutes."""
+        reading = connection.__dict__.pop("relay_opened_at", None)
+        if reading is None:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT clock_timestamp()")
+                reading = cursor.fetchone()[0]
+        return clock.of_database(_in_utc(reading))
+
+    def to_db(self, moment: datetime) -> datetime:
+        """Return the moment in UTC: the driver does the rest."""
+        return _in_utc(moment)
+
+    def from_db(self, value: Any) -> datetime:
+        """Return a moment that was read as such, or as text."""
+        return _in_utc(value if isinstance(value, datetime) else datetime.fromisoformat(value))
+
+    def cursor(self, connection: BaseDatabaseWrapper) -> Any:
+        """Open a cursor that sends values apart from the statement, which stays prepared.
+
+        Not through a pooler that gives each transaction another server connection: Django is told
+        of one by ``DISABLE_SERVER_SIDE_CURSORS``.
+        """
+        connection.ensure_connection()
+        cursor = _Cursor(connection.connection)
+        cursor.prepared = not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+        return cursor
+
+    def rows(self, count: int, casts: tuple[str, ...]) -> str:
+        """Return a table of arrays: one statement for any number of rows."""
+        return _unnest(casts)
+
+    def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
+        """Return one array a column."""
+        width = len(casts)
+        columns: list[Any] = [params[column::width] for column in range(width)]
+        for place, cast in enumerate(casts):
+            if cast == "text":
+                # The driver refuses a list in which some are members of an enumeration.
+                columns[place] = [v if v is None else str(v) for v in columns[place]]
+        return columns
+
+    def sql(self, statement: str) -> str:
+        """Return the statement as it is."""
+        return statement
+
+    def insert_many(
+        self, cursor: Any, statement: str, rows: Iterable[Sequence[Any]], count: int
+    ) -> list[int]:
+        """Send all rows at once, and collect the ids as they come back."""
+        if not count:
+            return []
+        cursor.executemany(f"{statement} RETURNING id", rows, returning=True)
+        ids = [int(cursor.fetchone()[0])]
+        while cursor.nextset():
+            ids.append(int(cursor.fetchone()[0]))
+        return ids
+
+    def diagnose(self, error: Exception) -> Trouble:
+        """Read the SQLSTATE. A lost connection undoes what was not being committed."""
+        if isinstance(error, OutcomeUnknown):
+            return "unknown"
+        state = getattr(error.__cause__, "sqlstate", None)
+        if state is None:
+            lost = isinstance(error, OperationalError | InterfaceError)
+            return "busy" if lost else "data"
+        return _TROUBLES.get(state) or _TROUBLE_CLASSES.get(state[:2], "data")
+
+    def read_anything(self, connection: BaseDatabaseWrapper) -> None:
+        """Nothing to do: the server lets no bytes into a text that are none."""
+
+    def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
+        """Set the session's lock timeout."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [_timeout(seconds)])
+
+
+class _BigIntDumper(Int8Dumper):
+    """Sends every integer as bigint: else each size of number would prepare a statement anew."""
+
+
+# The driver's own, for all cursors here: Django's loader of times, for one, is written in Python.
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)
+_ADAPTERS.register_dumper(int, _BigIntDumper)
+
+
+class _Cursor(psycopg.Cursor[Any]):
+    """The driver's own cursor, with values bound by the server."""
+
+    prepared = True
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection)
+        self._adapters = _ADAPTERS
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        """Run a statement, prepared unless a pooler stands in between."""
+        return super().execute(query, params, prepare=self.prepared)
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows; a statement that returns none has none, which the driver resents."""
+        return super().fetchall() if self.description else []
+
+
+# What a lost connection, a server that is shutting down and one that starts have in common: the
+# transaction is gone. Whether its COMMIT had been sent is known where it is sent, not here.
+_TROUBLE_CLASSES: dict[str, Trouble] = {
+    "08": "busy",  # the connection is lost
+    "40": "busy",  # a deadlock, or a serialization failure
+    "53": "full",  # no disk, no memory
+    "55": "busy",  # a lock that was not to be had in time
+    "57": "busy",  # stopped by an operator, by a restart or by a timeout
+    "58": "unknown",  # an I/O error
+    "XX": "unknown",  # damage
+}
+_TROUBLES: dict[str, Trouble] = {"53300": "busy"}  # too many connections
+
+# SQLSTATE classes after which the server cannot say whether a COMMIT happened.
+_LOST: Final = frozenset({"08", "57", "58", "XX"})
+
+
+@lru_cache(maxsize=64)
+def _unnest(casts: tuple[str, ...]) -> str:
+    return f"SELECT * FROM unnest({', '.join(f'%s::{cast}[]' for cast in casts)})"
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if moment.tzinfo is UTC:
+        return moment
+    if moment.utcoffset() is None:
+        raise ValueError(f"{moment!r} has no time zone")
+    return moment.astimezone(UTC)
+
+
+def _timeout(seconds: float | None) -> str:
+    return UNBOUNDED if seconds is None else f"{max(1, round(seconds * 1000))}ms"
+
+
+@contextmanager
+def _outermost(
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+) -> Iterator[float]:
+    block = _begin(connection, wait_seconds, first=first)
+    try:
+        yield 0.0
+    except BaseException:
+        if not block.__exit__(*sys.exc_info()):
+            raise
+        return
+    try:
+        block.__exit__(None, None, None)
+    except DatabaseError as error:
+        state = getattr(error.__cause__, "sqlstate", None)
+        if state is None or state[:2] in _LOST:
+            raise OutcomeUnknown(f"lost the server while committing: {error}") from error
+        raise
+
+
+def _begin(
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+) -> AbstractContextManager[Any]:
+    """Open the transaction; once more if the connection turns out to be dead.
+
+    A server that was restarted is found out by the first statement, before anything was done.
+    """
+    fresh = connection.connection is None
+    block = transaction.atomic(using=connection.alias)
+    block.__enter__()
+    try:
+        _open(connection, wait_seconds, first=first)
+    except BaseException as error:
+        block.__exit__(*sys.exc_info())
+        if fresh or not isinstance(error, OperationalError | InterfaceError):
+            raise
+        connection.close()
+        return _begin(connection, wait_seconds, first=first)
+    return block
+
+
+def _open(connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool) -> None:
+    with connection.wrap_database_errors:
+        cursor = _Cursor(connection.connection)
+        cursor.prepared = not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+        with cursor:
+            cursor.execute(OPEN_AS_WORKER if first else OPEN, [_timeout(wait_seconds)])
+            row = cursor.fetchone()
+    assert row is not None, "a statement without FROM has one row"
+    connection.__dict__["relay_opened_at"] = row[0]
