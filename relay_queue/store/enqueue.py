@@ -46,8 +46,9 @@ DEFAULTED = "attempt, attempt_base, losses, last_error"
 INSERT_JOBS = f"""
     INSERT INTO relay_queue_job ({", ".join(COLUMNS)}, {DEFAULTED})
     VALUES ({", ".join(["%s"] * len(COLUMNS))}, 0, 0, 0, '')
+    ON CONFLICT (queue, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 """
-"""Insert jobs, one by one in one call."""
+"""Insert jobs, one by one in one call, but for those whose key another transaction just took."""
 
 INSERT_JOB = f"{INSERT_JOBS} RETURNING id"
 """Insert one job."""
@@ -97,8 +98,7 @@ def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
             return _same_call(job, found[key])
     _admit(queue, limits, 1)
     inserted = _insert_one(tx, job, limits, INSERT_JOB)
-    assert inserted is not None, "nothing but an error keeps a plain INSERT from inserting"
-    return inserted
+    return _taken_meanwhile(tx, job) if inserted is None else inserted
 
 
 def enqueue_many(tx: Transaction, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -165,7 +165,7 @@ def _insert_one(
 
 @lru_cache(maxsize=8)
 def _insert_if_still(dialect: Dialect) -> str:
-    return INSERT_IF_STILL.format(row=dialect.rows(1, COLUMN_CASTS)[1:-1])
+    return INSERT_IF_STILL.format(row=dialect.row(COLUMN_CASTS))
 
 
 def _admit(queue: str, limits: QueueLimits, wanted: int) -> None:
@@ -227,6 +227,13 @@ def _same_call(job: NewJob, holder: _Holder) -> Enqueued:
     return Enqueued(job_id, False, state, created_at)
 
 
+def _taken_meanwhile(tx: Transaction, job: NewJob) -> Enqueued:
+    """Return the job whose key was free when we looked and taken when we inserted."""
+    key = str(job.idempotency_key)
+    holder = _holders(tx, job.terms.queue, [key]).get(key)
+    return enqueue(tx, job) if holder is None else _same_call(job, holder)
+
+
 def _new_of_queue(
     tx: Transaction,
     queue: str,
@@ -265,8 +272,12 @@ def _insert(tx: Transaction, fresh: Sequence[_Fresh], answers: dict[int, Enqueue
     rows = (_row(job, place[1]) for _, job, place in fresh)
     ids = tx.insert_many(INSERT_JOBS, rows, len(fresh))
     now = tx.now
-    for (index, _job, (state, _tail)), job_id in zip(fresh, ids, strict=True):
+    added: Counter[tuple[str, State]] = Counter()
+    for (index, job, (state, _tail)), job_id in zip(fresh, ids, strict=True):
+        if job_id is None:
+            answers[index] = _taken_meanwhile(tx, job)
+            continue
         answers[index] = Enqueued(job_id, True, state, now)
-    added = Counter((job.terms.queue, state) for _, job, (state, _) in fresh)
+        added[job.terms.queue, state] += 1
     for (queue, state), n in added.items():
         tx.count(queue, state, n)

@@ -96,11 +96,13 @@ class Transaction:
 
     def fetch(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement and return all its rows."""
-        rows: list[tuple[Any, ...]] = self._run(statement, params, self._cursor.fetchall)
+        rows: list[tuple[Any, ...]] = self._run(statement, params, self._fetch_all)
         return rows
 
-    def insert_many(self, statement: str, rows: Iterable[Sequence[Any]], count: int) -> list[int]:
-        """Insert rows and return their ids, in the order of the rows."""
+    def insert_many(
+        self, statement: str, rows: Iterable[Sequence[Any]], count: int
+    ) -> Sequence[int | None]:
+        """Insert rows and return their ids, in the order of the rows; see `Dialect.insert_many`."""
         with self.connection.wrap_database_errors:
             return self.dialect.insert_many(self._cursor, self._sql(statement), rows, count)
 
@@ -125,6 +127,10 @@ class Transaction:
             # Entered only now: around each statement it would cost a tenth of the statement.
             with self.connection.wrap_database_errors:
                 raise
+
+    def _fetch_all(self) -> list[tuple[Any, ...]]:
+        # Some drivers will not be asked for the rows of a statement that has none.
+        return self._cursor.fetchall() if self._cursor.description else []
 
     def pending(self, queue: str, state: str) -> int:
         """Return how many jobs this transaction has added to a state and not yet written."""

@@ -65,6 +65,10 @@ class Dialect(ABC):
         """Return the query for a table of ``count`` rows given as parameters; ``casts`` are types."""
 
     @abstractmethod
+    def row(self, casts: tuple[str, ...]) -> str:
+        """Return the parameters of one row, for a SELECT; ``casts`` are types."""
+
+    @abstractmethod
     def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
         """Return the parameters of `rows`, from the values row by row."""
 
@@ -75,8 +79,12 @@ class Dialect(ABC):
     @abstractmethod
     def insert_many(
         self, cursor: Any, statement: str, rows: Iterable[Sequence[Any]], count: int
-    ) -> list[int]:
-        """Insert ``count`` rows and return their ids in the order of the rows."""
+    ) -> Sequence[int | None]:
+        """Insert ``count`` rows and return their ids in the order of the rows.
+
+        None stands for a row that another transaction has inserted meanwhile, where the statement
+        says that this is no error.
+        """
 
     @abstractmethod
     def diagnose(self, error: Exception) -> Trouble:

@@ -52,6 +52,7 @@ class PostgreSQLDialect(Dialect):
     """Row locks, statements the server keeps prepared, arrays for many rows, and its clock."""
 
     skip_locked = " FOR UPDATE SKIP LOCKED"
+    has_sessions = True
     lock_rows = " FOR UPDATE"
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
@@ -94,6 +95,10 @@ class PostgreSQLDialect(Dialect):
         """Return a table of arrays: one statement for any number of rows."""
         return _unnest(casts)
 
+    def row(self, casts: tuple[str, ...]) -> str:
+        """Return the placeholders, each with its type."""
+        return ", ".join(f"%s::{cast}" for cast in casts)
+
     def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
         """Return one array a column."""
         width = len(casts)
@@ -110,14 +115,17 @@ class PostgreSQLDialect(Dialect):
 
     def insert_many(
         self, cursor: Any, statement: str, rows: Iterable[Sequence[Any]], count: int
-    ) -> list[int]:
+    ) -> list[int | None]:
         """Send all rows at once, and collect the ids as they come back."""
         if not count:
             return []
-        cursor.executemany(f"{statement} RETURNING id", rows, returning=True)
-        ids = [int(cursor.fetchone()[0])]
+        returning = f"{statement} RETURNING id"
+        if not isinstance(cursor, _Cursor):  # Django's, which somebody watches
+            return [_only_id(cursor.execute(returning, row) or cursor) for row in rows]
+        cursor.executemany(returning, rows, returning=True)
+        ids = [_only_id(cursor)]
         while cursor.nextset():
-            ids.append(int(cursor.fetchone()[0]))
+            ids.append(_only_id(cursor))
         return ids
 
     def diagnose(self, error: Exception) -> Trouble:
@@ -161,10 +169,6 @@ class _Cursor(psycopg.Cursor[Any]):
         """Run a statement, prepared unless a pooler stands in between."""
         return super().execute(query, params, prepare=self.prepared)
 
-    def fetchall(self) -> list[Any]:
-        """Return all rows; a statement that returns none has none, which the driver resents."""
-        return super().fetchall() if self.description else []
-
 
 # What a lost connection, a server that is shutting down and one that starts have in common: the
 # transaction is gone. Whether its COMMIT had been sent is known where it is sent, not here.
@@ -186,6 +190,11 @@ _LOST: Final = frozenset({"08", "57", "58", "XX"})
 @lru_cache(maxsize=64)
 def _unnest(casts: tuple[str, ...]) -> str:
     return f"SELECT * FROM unnest({', '.join(f'%s::{cast}[]' for cast in casts)})"
+
+
+def _only_id(cursor: Any) -> int | None:
+    row = cursor.fetchone()
+    return None if row is None else int(row[0])
 
 
 def _in_utc(moment: datetime) -> datetime:

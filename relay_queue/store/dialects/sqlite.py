@@ -63,6 +63,10 @@ class SQLiteDialect(Dialect):
         """Return the VALUES list; SQLite needs no casts."""
         return _rows(count, len(casts))
 
+    def row(self, casts: tuple[str, ...]) -> str:
+        """Return the placeholders; SQLite needs no casts."""
+        return ", ".join(["%s"] * len(casts))
+
     def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
         """Return the values as they are: row by row."""
         return params
