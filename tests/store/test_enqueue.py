@@ -659,7 +659,7 @@ def test_a_process_that_may_print_long_integers_cannot_enqueue_what_others_canno
 
 def test_limits_that_another_process_has_changed_since_the_last_enqueue_hold_at_once() -> None:
     do(store.enqueue, job())
-    by_another_process = Queue.objects.filter(name="default")
+    by_another_process = rows(Queue).filter(name="default")
     by_another_process.update(capacity=1)
     with pytest.raises(QueueFull):
         do(store.enqueue, job())
