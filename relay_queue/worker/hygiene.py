@@ -17,24 +17,28 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 logger = logging.getLogger(__name__)
 
 
-def clean_connections() -> None:
+def clean_connections() -> list[str]:
     """Make this thread's connections fit for the next function.
 
     One that was left in a transaction, with autocommit changed, or broken is rolled back, closed
     and replaced. Any other is kept as long as Django keeps one between two requests: see
-    ``CONN_MAX_AGE``. Never raises.
+    ``CONN_MAX_AGE``. Returns the aliases of those whose transaction was still open: what was
+    written there is not committed. Never raises.
     """
+    left = []
     for connection in connections.all(initialized_only=True):
         try:
             connection.queries_log.clear()  # it would grow for ever under DEBUG
             if connection.connection is None and not connection.in_atomic_block:
                 continue
             if _left_open(connection):
+                left.append(connection.alias)
                 _replace(connection)
             else:
                 connection.close_if_unusable_or_obsolete()
         except Exception:  # noqa: BLE001 - a driver that cannot even be asked is broken
             _replace(connection)
+    return left
 
 
 def close_connections() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -112,6 +113,23 @@ def describe(claim: Claim, error: BaseException, *, fatal: bool = False) -> Sett
         message=clean_text(message, settings.max_error_chars),
         traceback=clean_text(_format(error), settings.max_traceback_chars),
         fatal=fatal,
+    )
+
+
+def uncommitted(claim: Claim, told: Settlement, aliases: Sequence[str]) -> Settlement:
+    """Return ``told``, or a nack if it is an ack although the function's writes are gone.
+
+    ``aliases`` are the connections that it left in a transaction, which was rolled back.
+    """
+    if told.verb != "ack":
+        return told
+    where = ", ".join(map(repr, aliases))
+    return describe(
+        claim,
+        RuntimeError(
+            f"the function left a transaction open on {where}, so nothing was committed there; "
+            "it was rolled back"
+        ),
     )
 
 

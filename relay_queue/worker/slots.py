@@ -140,8 +140,10 @@ class Slots:
                 finished = step()
             except BaseException as error:  # noqa: BLE001 - no step raises; if one does, we live
                 finished = Finished(claim, report.describe(claim, error), 0.0)
-            clean_connections()
+            left = clean_connections()
             if finished is not None:
+                if left and finished.settled is None:
+                    finished.settlement = report.uncommitted(claim, finished.settlement, left)
                 self._finished.append(finished)
             self._tell()
         close_connections()

@@ -290,13 +290,14 @@ def test_child_task_that_exits_does_not_stop_the_loop(make: Make, gate: threadin
 
 # --- Database connections ------------------------------------------------------------------
 
-LEAVERS = [
-    tasks.leave_atomic_open,
-    tasks.begin_by_hand,
-    tasks.turn_autocommit_off,
-    tasks.close_the_handle,
-    tasks.break_the_block,
-]
+LEAVERS = {
+    tasks.leave_atomic_open: "nack",
+    tasks.begin_by_hand: "nack",
+    tasks.turn_autocommit_off: "nack",
+    tasks.close_the_handle: "ack",
+    tasks.break_the_block: "ack",
+}
+"""What functions do to their connection, and what their return is worth then."""
 
 
 @pytest.mark.django_db(transaction=True)
@@ -308,7 +309,10 @@ def test_next_function_finds_a_usable_connection(
     monkeypatch.setitem(connections["default"].settings_dict, "CONN_MAX_AGE", keep)
     slots = make(1)
     start(slots, claim_of(leave))
-    take(slots, 1)
+    (left,) = take(slots, 1)
+    assert left.settlement.verb == LEAVERS[leave]
+    if LEAVERS[leave] == "nack":
+        assert "left a transaction open on 'default'" in left.settlement.message
     start(slots, claim_of(tasks.create_group, "next"))
     assert take(slots, 1)[0].settlement.verb == "ack"
     assert list(Group.objects.values_list("name", flat=True)) == ["next"]
