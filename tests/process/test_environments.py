@@ -253,7 +253,7 @@ def test_old_and_new_workers_share_the_work_across_a_migration(
     try:
         old.python(ENQUEUE, old.effects, old.file("migrated"))
         before = old.spawn(*old.command(concurrency=1))
-        wait_until(lambda: old.runs(word="began"), message=lambda: old.log(before))
+        wait_until(lambda: old.runs(word="began"), 60, message=lambda: old.log(before))
         new.manage("migrate", "--verbosity=0")
         assert ("note",) in old.rows("SELECT name FROM pragma_table_info('relay_queue_job')")
         old.make("migrated")
@@ -261,10 +261,10 @@ def test_old_and_new_workers_share_the_work_across_a_migration(
         after = new.spawn(*new.command(concurrency=1))
         old.python(ENQUEUE, old.effects, old.file("go"))
         new.python(ENQUEUE, new.effects, new.file("go"))
-        wait_until(lambda: len(old.runs(word="began")) == 3, 20, lambda: new.log(after))
+        wait_until(lambda: len(old.runs(word="began")) == 3, 60, lambda: new.log(after))
         assert len({run.pid for run in old.runs(word="began")}) == 2
         old.make("go")
-        wait_until(lambda: outcomes_of(old) == [("acked", 1)] * 3, 20, lambda: old.log(before))
+        wait_until(lambda: outcomes_of(old) == [("acked", 1)] * 3, 60, lambda: old.log(before))
         assert "Traceback" not in old.log(before) + new.log(after)
         assert (old.stop(before), new.stop(after)) == (0, 0)
         assert new.manage("relay", "verify").returncode == 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 
 from relay_queue import store
-from relay_queue.models import Job
+from relay_queue.models import Job, Lease
 from tests.conftest import wait_until
-from tests.process import chores
+from tests.process import chores, poisons
 from tests.process.farm import Farm, is_alive
 
 
@@ -27,6 +29,77 @@ def test_a_function_that_kills_its_process_goes_dead_after_its_attempts(
     assert (dead.attempt, farm.outcomes(job)) == (attempts, ["lost"] * attempts)
     assert len(farm.runs(job)) == attempts
     farm.wait_state(farm.enqueue(chores.note), "succeeded")
+
+
+# What is stored of each: the state of the job, how its only attempt ended, and words of the reason.
+FAILED, FATAL, FINE = ("dead", ["failed"]), ("dead", ["fatal"]), ("succeeded", ["acked"])
+STORED: dict[str, tuple[tuple[str, list[str]], str]] = {
+    "odd": (FAILED, "Odd: odd"),
+    "mute": (FAILED, "Mute"),
+    "liar": (FAILED, "Liar: liar"),
+    "anonymous": (FAILED, "who"),
+    "notes": (FAILED, "HugeNotes: notes"),
+    "exit": (FAILED, "SystemExit: 3"),
+    "interrupt": (FAILED, "KeyboardInterrupt"),
+    "generator": (FAILED, "GeneratorExit"),
+    "stop": (FAILED, "StopIteration"),
+    "memory": (FAILED, "MemoryError"),
+    "cancelled": (FAILED, "CancelledError"),
+    "surrogate": (FAILED, "and more"),
+    "long": (FAILED, "ValueError: xxx"),
+    "lines": (FAILED, "ValueError: one two three"),
+    "group": (FAILED, "ExceptionGroup: many"),
+    "empty": (FAILED, "ValueError"),
+    "recursion": (FAILED, "RecursionError"),
+    "50 MB": (FAILED, "ValueError: xxx"),
+    "open atomic": (FAILED, "left a transaction open on 'default'"),
+    "open savepoint": (FAILED, "ValueError: two blocks deep"),
+    "closed connection": (FINE, ""),
+    "closed in atomic": (FINE, ""),  # Django's own block says nothing either
+    "threads": (FINE, ""),
+    "warnings": (FINE, ""),
+    "no JSON": (FAILED, "set"),
+    "odd object": (FAILED, "Unequal"),
+    "no number": (FAILED, "nan"),
+    "too large": (FAILED, "2,000,002 bytes"),
+    "surrogate result": (FAILED, "surrogate"),
+}
+DELETED = "tests.process.poisons.deleted"
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_whatever_a_function_does_its_reason_is_stored_and_no_other_job_is_disturbed(
+    farm: Farm, concurrency: int
+) -> None:
+    assert set(STORED) == set(poisons.KINDS)
+    workers = farm.work(concurrency=concurrency)
+    pid = farm.worker()
+    jobs, neighbours = {}, []
+    if concurrency > 1:
+        neighbours = [farm.enqueue(chores.wait, farm.file("go"), max_attempts=1)]
+    for kind in STORED:
+        jobs[kind] = farm.enqueue(poisons.poison, kind, max_attempts=1)
+        neighbours.append(farm.enqueue(chores.note, max_attempts=1))
+    with store.transaction() as tx:
+        jobs["deleted"] = store.enqueue(tx, store.prepare(task=DELETED)).job_id
+    neighbours.append(farm.enqueue(chores.write_together, "after all", "/", max_attempts=1))
+    for job in jobs.values():
+        farm.wait_state(job, "dead", "succeeded", timeout=60)
+    farm.make("go")
+    for job in neighbours:
+        assert farm.wait_state(job, "succeeded").attempt == 1, farm.story(job)
+    expected = {**STORED, "deleted": (FATAL, DELETED)}
+    found = {}
+    for kind, (_, words) in expected.items():
+        job = farm.job(jobs[kind])
+        reason = words if words in job.last_error else job.last_error[:300]
+        found[kind] = ((job.state, farm.outcomes(job.pk)), reason)
+    assert found == expected
+    assert {farm.job(job).attempt for job in jobs.values()} == {1}
+    reasons = Lease.objects.filter(outcome__in=["failed", "fatal"]).values_list("error", flat=True)
+    assert all(reasons), "the class of each exception is in the ledger"
+    assert [group.name for group in Group.objects.all()] == ["after all"]
+    assert farm.workers() == [pid], farm.log(workers)
 
 
 def test_a_crasher_does_not_condemn_its_neighbours(farm: Farm) -> None:
@@ -111,10 +184,17 @@ def test_a_forked_child_that_comes_back_from_its_function_is_no_second_worker(
     wait_until(lambda: set(farm.pids()) == {workers.pid, pid}, 5, lambda: str(farm.pids()))
 
 
-def test_a_function_that_keeps_the_interpreter_past_its_lease_is_overtaken(farm: Farm) -> None:
+@pytest.mark.parametrize(
+    ("chore", "how"),
+    [(chores.hog, 3.0), (poisons.compute, "regex"), (poisons.compute, "power")],
+    ids=["C call", "regex", "power"],
+)
+def test_a_function_that_keeps_the_interpreter_past_its_lease_is_overtaken(
+    farm: Farm, chore: Any, how: float | str
+) -> None:
     farm.relay["POLL_SECONDS"] = 0.5
     farm.work(lease=1, processes=2)
-    job = farm.enqueue(chores.hog, 3.0)
+    job = farm.enqueue(chore, how)
     (first,) = farm.wait_runs(job, word="began")
     assert farm.wait_state(job, "succeeded").attempt == 2
     second = farm.runs(job, "began")[1]
