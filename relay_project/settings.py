@@ -22,6 +22,8 @@ from pathlib import Path
 import django
 from django.core.management.utils import get_random_secret_key
 
+from relay_project.csp import POLICY
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("RELAY_VAR", BASE_DIR / "var"))
 VAR_DIR.mkdir(parents=True, exist_ok=True)
@@ -66,6 +68,8 @@ SESSION_COOKIE_SECURE = HTTPS
 CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = 3600 if HTTPS else 0
 
+SECURE_CSP = POLICY
+
 # --- Applications --------------------------------------------------------------
 
 INSTALLED_APPS = [
@@ -84,6 +88,9 @@ if django.VERSION < (6, 0):
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "django.middleware.csp.ContentSecurityPolicyMiddleware"
+    if django.VERSION >= (6, 0)
+    else "relay_project.csp.content_security_policy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
