@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 
 from relay_queue import conf
 from relay_queue.store.dialects import dialect_for
@@ -101,9 +101,9 @@ class Database:
         if self.retry_in() > 0:
             return False
         try:
-            self._connection.connect()
+            self._connection.ensure_connection()
             self._dialect.limit_wait(self._connection, SLICE_SECONDS)
-        except DatabaseError as error:
+        except Error as error:
             self.lose(error)
             return False
         logger.warning("The database is reached again.")
@@ -119,17 +119,17 @@ class Database:
         """Begin a turn's work with the database."""
         self._patience.begin()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End a turn's work with the database."""
         self._patience.end()
-        if not self.lost:
+        if kind is None and not self.lost:
             self._patience.satisfied()
             self._watch()
         self._connection.queries_log.clear()  # it grows for ever under DEBUG
 
     def diagnose(self, error: Exception) -> Trouble:
         """Say what an error means; see `Dialect.diagnose`."""
-        if not isinstance(error, DatabaseError):
+        if not isinstance(error, Error):
             return "data"  # it came before the commit, from what was read
         return self._dialect.diagnose(error)
 
@@ -138,7 +138,7 @@ class Database:
         if not self.lost:
             logger.warning("The database is not reached: %s. Outcomes are kept.", error)
         self.lost = True
-        with suppress(DatabaseError):  # a broken connection need not part politely
+        with suppress(Error):  # a broken connection need not part politely
             self._connection.close()
         self._retry_at = time.monotonic() + self._delay
         self._delay = min(MAX_DELAY_SECONDS, self._delay * 2 or 0.05)
@@ -155,5 +155,6 @@ class Database:
         """Let the patience know a connection that it has not seen: the store may open one, too."""
         raw = self._connection.connection
         if self._dialect.has_sessions and raw is not None and raw is not self._watched:
-            self._patience.watch(raw.fileno())
+            with self._connection.wrap_database_errors:
+                self._patience.watch(raw.fileno())
             self._watched = raw

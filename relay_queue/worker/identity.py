@@ -8,7 +8,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 
-from django.db import DatabaseError
+from django.db import Error
 
 from relay_queue import conf, store, wakeup
 from relay_queue.store.sessions import lock_key
@@ -50,7 +50,7 @@ class Identity:
         try:
             with store.transaction(wait_seconds=wait_seconds, first=True) as tx:
                 store.stop_workers(tx, [self.worker_id], reason)
-        except DatabaseError as error:
+        except Error as error:
             logger.warning("Could not mark the worker as stopped: %s", error)
             return False
         return True

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from django.db import DatabaseError
+from django.db import Error
 
 from relay_queue import clock, conf, store, wakeup
 from relay_queue.states import State
@@ -97,7 +97,7 @@ class Loop:
                 if over():
                     return
                 self._turn()
-            except DatabaseError as error:  # of a look; a tick keeps its own
+            except Error as error:  # of a look; a tick keeps its own
                 self._failed(error)
 
     def _turn(self) -> None:

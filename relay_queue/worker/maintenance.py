@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from django.db import DatabaseError
+from django.db import Error
 
 from relay_queue import conf, store
 from relay_queue.states import State
@@ -51,7 +51,8 @@ class Maintenance:
             # Never longer than a slice: this is the loop's thread, and it has time limits to keep.
             with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
                 deleted = self._chore(tx)
-        except DatabaseError as error:
+        except Error as error:
+            # The next look finds out whether the connection is lost.
             logger.info("Pruning is put off: %s", error)
             self._rest()
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 
 from relay_queue import conf
 from relay_queue.store.dialects import dialect_for
@@ -56,7 +56,7 @@ def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
             connection.ensure_connection()
             dialect.limit_wait(connection, SLICE_SECONDS)
             return register(options)
-        except DatabaseError as error:
+        except Error as error:
             trouble = dialect.diagnose(error)
             if trouble not in ("busy", "lost"):
                 raise

@@ -131,11 +131,11 @@ class PostgreSQLDialect(Dialect):
     def diagnose(self, error: Exception) -> Trouble:
         """Read the SQLSTATE. A lost connection undoes what was not being committed."""
         if isinstance(error, OutcomeUnknown):
-            return "unknown"
+            return "lost"
         state = getattr(error.__cause__, "sqlstate", None)
         if state is None:
             lost = isinstance(error, OperationalError | InterfaceError)
-            return "busy" if lost else "data"
+            return "lost" if lost else "data"
         return _TROUBLES.get(state) or _TROUBLE_CLASSES.get(state[:2], "data")
 
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
@@ -171,17 +171,22 @@ class _Cursor(psycopg.Cursor[Any]):
 
 
 # What a lost connection, a server that is shutting down and one that starts have in common: the
-# transaction is gone. Whether its COMMIT had been sent is known where it is sent, not here.
+# transaction is gone, and a new connection is needed. Whether its COMMIT had been sent is known where
+# it is sent, not here.
 _TROUBLE_CLASSES: dict[str, Trouble] = {
-    "08": "busy",  # the connection is lost
+    "08": "lost",
     "40": "busy",  # a deadlock, or a serialization failure
     "53": "full",  # no disk, no memory
     "55": "busy",  # a lock that was not to be had in time
-    "57": "busy",  # stopped by an operator, by a restart or by a timeout
+    "57": "lost",  # stopped by an operator or by a restart
     "58": "unknown",  # an I/O error
     "XX": "unknown",  # damage
 }
-_TROUBLES: dict[str, Trouble] = {"53300": "busy"}  # too many connections
+_TROUBLES: dict[str, Trouble] = {
+    "25006": "lost",  # a standby: the server that takes writes is another now
+    "53300": "lost",  # too many connections
+    "57014": "busy",  # one statement was stopped, by a timeout or an operator
+}
 
 # SQLSTATE classes after which the server cannot say whether a COMMIT happened.
 _LOST: Final = frozenset({"08", "57", "58", "XX"})
