@@ -126,6 +126,38 @@ def hang_in_boot(path: str) -> None:
     service._join = hanging
 
 
+def lose_commit(path: str) -> None:
+    """Lose the connection at the commit of a tick, once a file exists; the commit itself is done.
+
+    The file is named after what the tick must have: ``settlements`` or ``claims``.
+    """
+    from django.db import OperationalError, connection
+
+    from relay_queue.worker import loop
+
+    tick = loop.tick
+
+    def lost(plan: Any) -> Any:
+        done = tick(plan)
+        if getattr(done, os.path.basename(path)) and os.path.exists(path):
+            os.unlink(path)
+            connection.close()
+            raise OperationalError("the connection was lost while committing")
+        return done
+
+    loop.tick = lost
+
+
+def live_elsewhere(name: str) -> None:
+    """Be another machine, as far as Relay can tell."""
+    import socket
+
+    from relay_queue.worker import identity
+
+    socket.gethostname = lambda: name
+    identity.boot_id = lambda: f"boot of {name}"
+
+
 PREPARATIONS: dict[str, Callable[[str], None]] = {
     function.__name__: function
     for function in (
@@ -135,6 +167,8 @@ PREPARATIONS: dict[str, Callable[[str], None]] = {
         break_commit,
         lock_reads,
         hang_in_boot,
+        lose_commit,
+        live_elsewhere,
     )
 }
 

@@ -13,6 +13,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
+
 from relay_queue import store
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.wakeup import ring_on_commit
@@ -20,6 +22,11 @@ from tests.conftest import Project, wait_until
 from tests.process import settings as process_settings
 
 T = TypeVar("T")
+
+on_each_engine = pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+"""The test runs once on each engine: it says something that may differ between them."""
+
+on_postgresql = pytest.mark.parametrize("engine", ["postgresql"])
 
 LOOK_SECONDS = 0.03
 """Between two looks at the tables while a test waits: the workers need the processor more."""
@@ -41,7 +48,7 @@ class Farm(Project):
     The test enqueues by itself; only workers are processes of their own.
     """
 
-    def __init__(self, database: Path, directory: Path) -> None:
+    def __init__(self, database: Path | str, directory: Path) -> None:
         super().__init__(database, directory / "logs")
         self.directory = directory
         self.effects = str(directory / "effects")

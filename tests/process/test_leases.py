@@ -13,7 +13,7 @@ from relay_queue import store
 from relay_queue.models import Job, Lease
 from tests.conftest import wait_until
 from tests.process import chores
-from tests.process.farm import Farm, stopped, writer_taken
+from tests.process.farm import Farm, on_each_engine, stopped, writer_taken
 
 
 def wait_until_outlived(count: int) -> None:
@@ -89,6 +89,7 @@ def test_a_writer_held_beyond_the_leases_loses_no_job(farm: Farm) -> None:
         assert len(farm.runs(job)) == len(before) + 1
 
 
+@on_each_engine
 def test_the_job_of_a_stopped_worker_goes_to_another_and_its_late_word_is_refused(
     farm: Farm,
 ) -> None:

@@ -15,17 +15,19 @@ from relay_queue import clock, store
 from relay_queue.models import Lease
 from tests.conftest import wait_until
 from tests.process import chores
-from tests.process.farm import Farm, stopped
+from tests.process.farm import Farm, on_each_engine, stopped
 
 ENQUEUE = "import sys; from tests.process import chores; chores.note.enqueue(sys.argv[1])"
 
 
+@on_each_engine
 def test_idle_workers_hear_of_a_job_of_another_process(farm: Farm) -> None:
     farm.work(processes=2)
     farm.python(ENQUEUE, farm.effects)
     wait_until(lambda: len(farm.runs()) == 1)
 
 
+@on_each_engine
 def test_every_job_of_a_burst_is_noticed(farm: Farm) -> None:
     farm.work(processes=2, concurrency=2)
     for _ in range(3):
@@ -42,6 +44,7 @@ def test_without_bells_a_job_is_found_by_looking_now_and_then(farm: Farm) -> Non
     farm.wait_state(farm.enqueue(chores.note), "succeeded")
 
 
+@on_each_engine
 def test_a_job_that_is_due_in_a_second_starts_by_a_timer(farm: Farm) -> None:
     farm.work()
     due = clock.now() + timedelta(seconds=1)
@@ -66,6 +69,7 @@ def test_a_back_off_ends_without_other_traffic(farm: Farm) -> None:
     assert second.acquired_at - first.ended_at >= timedelta(seconds=1)
 
 
+@on_each_engine
 def test_a_snooze_or_a_release_rings_for_whoever_is_idle(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 0
     first = farm.work(concurrency=1)
@@ -128,6 +132,7 @@ def test_a_job_that_runs_when_its_queue_is_paused_is_finished(farm: Farm) -> Non
     assert farm.wait_state(job, "succeeded").attempt == 1
 
 
+@on_each_engine
 def test_a_place_in_a_limited_queue_is_given_on_at_once(farm: Farm) -> None:
     with store.transaction() as tx:
         store.ensure_queue(tx, "narrow")

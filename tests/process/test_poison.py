@@ -13,7 +13,7 @@ from relay_queue import store
 from relay_queue.models import Job, Lease
 from tests.conftest import wait_until
 from tests.process import chores, poisons
-from tests.process.farm import Farm, is_alive
+from tests.process.farm import Farm, is_alive, on_each_engine
 
 
 # SQLite tries for ten seconds to make sense of files that were closed under it.
@@ -146,6 +146,7 @@ def test_a_worker_whose_handlers_were_replaced_loses_its_job_and_not_its_ledger(
     assert workers.poll() is None
 
 
+@on_each_engine
 def test_a_child_that_a_function_leaves_behind_does_not_keep_a_dead_worker_alive(
     farm: Farm,
 ) -> None:

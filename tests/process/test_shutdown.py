@@ -14,7 +14,7 @@ from relay_queue.models import Job, Worker, WorkerOrder
 from relay_queue.worker.timers import PROBE_SECONDS
 from tests.conftest import wait_until
 from tests.process import chores
-from tests.process.farm import Farm, is_alive, writer_taken
+from tests.process.farm import Farm, is_alive, on_each_engine, writer_taken
 
 # Long enough for an order to pass through the supervisor to its workers, in seconds.
 PASS_SECONDS = 0.3
@@ -58,6 +58,7 @@ def test_a_stopping_worker_does_not_wait_for_functions_whose_lease_is_over(farm:
     assert workers.wait(20) == 0, farm.log(workers)
 
 
+@on_each_engine
 def test_a_second_signal_hands_back_at_once_and_uncharged(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 600
     workers = farm.work(concurrency=2)
@@ -87,6 +88,7 @@ def test_a_job_that_was_handed_back_runs_again_with_its_whole_budget(farm: Farm)
     assert farm.outcomes(job) == ["released", "acked"]
 
 
+@on_each_engine
 def test_workers_finish_and_leave_when_their_supervisor_is_killed(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 30
     supervisor = farm.work(processes=2)

@@ -12,7 +12,7 @@ from relay_queue import clock, store
 from relay_queue.models import Lease
 from tests.conftest import wait_until
 from tests.process import chores
-from tests.process.farm import Farm
+from tests.process.farm import Farm, on_each_engine
 
 
 def test_a_function_past_its_timeout_runs_again_in_another_slot(farm: Farm) -> None:
@@ -45,6 +45,7 @@ def test_a_coroutine_past_its_timeout_is_cancelled(farm: Farm) -> None:
     assert farm.outcomes(job) == ["timed_out", "acked"]
 
 
+@on_each_engine
 def test_a_process_with_no_usable_slot_is_replaced(farm: Farm) -> None:
     workers = farm.work(concurrency=2)
     first = farm.worker()
@@ -80,6 +81,7 @@ def test_one_stuck_slot_keeps_nobody_from_working(farm: Farm) -> None:
     assert farm.wait_refused(farm.leases(stuck)[0].id).outcome == "timed_out"
 
 
+@on_each_engine
 def test_an_atomic_function_past_its_timeout_loses_its_writes(farm: Farm) -> None:
     farm.work(concurrency=1)
     job = farm.enqueue(chores.write_together, "late", farm.file("go"), timeout_seconds=0.5)

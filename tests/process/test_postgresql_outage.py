@@ -1,0 +1,138 @@
+"""Workers on PostgreSQL while their server stops, crashes and starts again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+from django.db import connection
+
+from relay_queue import store
+from relay_queue.models import Job, Lease
+from tests import postgresql
+from tests.conftest import wait_until
+from tests.process import chores
+from tests.process.farm import Farm, is_alive, on_postgresql
+from tests.process.test_kill_rounds import assert_ledger_explains_all, enqueue_mixture
+
+pytestmark = on_postgresql
+
+RESUME_SECONDS = 10.0
+"""How long after the server is back its workers may take to work again."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[postgresql.Server]:
+    """Return a server, stopped, with a migrated template, that nobody else uses."""
+    folder = postgresql.make_folder()
+    server = postgresql.Server(folder / "server")
+    server.folder.mkdir()
+    server.start()
+    server.migrate()
+    server.stop()
+    yield server
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def fragile_server(cluster: postgresql.Server) -> Iterator[postgresql.Server]:
+    """Return a server that may be stopped, for the length of a test."""
+    cluster.start()
+    yield cluster
+    cluster.stop("immediate")
+
+
+@pytest.fixture
+def postgresql_url(fragile_server: postgresql.Server) -> str:
+    """Return the address of a database on that server; it goes with the server."""
+    return fragile_server.create(f"test_{uuid.uuid4().hex}")
+
+
+def reconnect() -> None:
+    """Let the test's own connection find the server again."""
+    connection.close()
+    connection.ensure_connection()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_workers_outlive_a_restart_and_keep_what_ran_meanwhile(
+    farm: Farm, fragile_server: postgresql.Server, mode: Literal["fast", "immediate"]
+) -> None:
+    workers = farm.work(processes=2)
+    pids = farm.workers()
+    job = farm.enqueue(chores.wait, farm.file("go"))
+    farm.wait_runs(job, word="began")
+    fragile_server.stop(mode)
+    farm.make("go")
+    farm.wait_runs(job, word="ended")
+    time.sleep(1)  # some attempts to reach it
+    fragile_server.start()
+    reconnect()
+    assert farm.wait_state(job, "succeeded", timeout=RESUME_SECONDS).attempt == 1
+    assert farm.outcomes(job) == ["acked"]
+    farm.wait_state(farm.enqueue(chores.note), "succeeded", timeout=RESUME_SECONDS)
+    assert farm.workers() == pids, "nobody was judged, and nobody gave up"
+    assert all(map(is_alive, pids))
+    assert workers.poll() is None
+
+
+@pytest.mark.slow
+def test_every_job_ends_once_while_the_server_crashes_under_load(
+    farm: Farm, fragile_server: postgresql.Server
+) -> None:
+    dice = random.Random("crashes")
+    enqueue_mixture(farm, dice)
+    supervisor = farm.spawn(*farm.command(processes=2, concurrency=4))
+    for mode in ("immediate", "fast", "immediate"):
+        wait_until(lambda: finished() > 5, 60, farm.everything)
+        time.sleep(dice.uniform(0.1, 0.8))
+        fragile_server.restart(mode)
+        reconnect()
+    farm.wait_finished(90)
+    assert farm.stop(supervisor) == 0, farm.log(supervisor)
+    assert_ledger_explains_all(farm)
+    answer = farm.manage("relay", "verify", check=False)
+    assert answer.returncode == 0, answer.stdout
+    taken = Lease.objects.filter(outcome__in=["lost", "expired"])
+    assert not taken.exists(), farm.log(supervisor)  # nobody died
+
+
+def finished() -> int:
+    """Count what has been done since the last time this was asked."""
+    total = Job.objects.exclude(finished_at=None).count()
+    seen, finished.__dict__["seen"] = finished.__dict__.get("seen", 0), total
+    return total - seen
+
+
+def test_a_function_is_told_that_its_time_is_over_while_the_server_is_away(
+    farm: Farm, fragile_server: postgresql.Server
+) -> None:
+    farm.work()
+    job = farm.enqueue(chores.heed, timeout_seconds=2)
+    farm.wait_runs(job, word="began")
+    lost = farm.enqueue(chores.wait_politely, farm.file("never"), lease_seconds=3)
+    farm.wait_runs(lost, word="began")
+    fragile_server.stop("immediate")
+    farm.wait_runs(lost, word="told")
+    fragile_server.start()
+    reconnect()
+    wait_until(lambda: farm.outcomes(job)[0] == "timed_out", 30, lambda: farm.story(job))
+    farm.wait_refused(farm.leases(lost)[0].id)
+    farm.do(store.cancel, [job, lost])
+
+
+def test_workers_can_be_told_to_stop_while_the_server_is_away(
+    farm: Farm, fragile_server: postgresql.Server
+) -> None:
+    workers = farm.work()
+    fragile_server.stop("fast")
+    workers.terminate()
+    code = workers.wait(40)
+    fragile_server.start()
+    reconnect()
+    assert code == 0, farm.log(workers)
