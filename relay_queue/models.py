@@ -367,4 +367,4 @@ class BulkAct(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return f"{self.act} of jobs up to {self.upper_id}"
+        return f"bulk act {self.pk}: {self.act}"

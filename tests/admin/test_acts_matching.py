@@ -79,7 +79,7 @@ def test_question_counts_no_further_than_its_bound(monkeypatch: pytest.MonkeyPat
     dead(4)
     question = ask(client, "requeue")
     assert (question.context["count"], question.context["beyond"]) == (2, True)
-    assert "More than 2" in question.content.decode()
+    assert "more than 2 jobs" in question.content.decode()
     assert begin(client, "requeue").matched is None
 
 

@@ -10,7 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from relay_queue import conf, store
@@ -79,6 +79,7 @@ class BulkActAdmin(ReadingAdmin):
             "list_url": self._reverse("changelist"),
             "progress_url": self._reverse("progress", bulk.pk),
             "end_url": self._reverse("end", bulk.pk),
+            "filter_url": self._filter_url(bulk),
             "job_url": self._job_url(request, bulk),
         }
         return TemplateResponse(request, "admin/relay_queue/acts/bulk.html", context)
@@ -111,6 +112,14 @@ class BulkActAdmin(ReadingAdmin):
             raise PermissionDenied
         return bulk  # type: ignore[no-any-return]
 
+    def _filter_url(self, bulk: BulkAct) -> str:
+        """Return the list that the act is about, which other releases may have called otherwise."""
+        name = bulk.listing.replace(".", "_")
+        try:
+            return f"{reverse(f'{self.admin_site.name}:{name}_changelist')}?{bulk.filters}"
+        except NoReverseMatch:
+            return ""
+
     def _job_url(self, request: HttpRequest, bulk: BulkAct) -> str:
         if bulk.job_id is None or not request.user.has_perm("relay_queue.view_job"):
             return ""
@@ -137,7 +146,11 @@ def _progress(bulk: BulkAct) -> dict[str, Any]:
         "bulk": bulk,
         "headline": _headline(bulk),
         "dealt_with": bulk.changed + bulk.skipped,
-        "most_counted": MOST_COUNTED,
+        "changed": f"{bulk.changed:,}",
+        "skipped": f"{bulk.skipped:,}",
+        "found": _("more than %s") % f"{MOST_COUNTED:,}"
+        if bulk.matched is None
+        else f"{bulk.matched:,}",
     }
 
 

@@ -133,7 +133,7 @@ def _why_job_cannot(states: frozenset[State], job: Job) -> Any:
     return format_lazy(_("Only for jobs that are {states}."), states=names)
 
 
-RUN_NOW_EFFECT: Final = _("They become ready now. Their budget of attempts stays as it is.")
+RUN_NOW_EFFECT: Final = _("Ready at once. The budget of attempts stays as it is.")
 
 JOB_ACTS: Final[tuple[JobAct, ...]] = (
     _job_act(
@@ -149,7 +149,7 @@ JOB_ACTS: Final[tuple[JobAct, ...]] = (
         "requeue",
         _("Retry with fresh attempts"),
         "requeue_job",
-        _("They become ready again, with a fresh budget of attempts."),
+        _("Ready again, with a fresh budget of attempts."),
         verb=store.requeue,
         states=REQUEUEABLE,
         to=State.READY,
@@ -167,7 +167,7 @@ JOB_ACTS: Final[tuple[JobAct, ...]] = (
         "prioritise",
         _("Change priority"),
         "prioritise_job",
-        _("Their place in the queue changes; the time that they have waited goes on counting."),
+        _("A new place in the queue; the time that was waited goes on counting."),
         verb=store.set_priority,
         states=WAITING,
         form=PriorityForm,
@@ -177,8 +177,8 @@ JOB_ACTS: Final[tuple[JobAct, ...]] = (
         _("Release lease"),
         "release_job",
         _(
-            "Their workers lose them, and they become ready again; the attempt is not charged. "
-            "Functions that run are told to stop but may go on for a while, beside the next attempt."
+            "Taken from the worker and ready again; the attempt is not charged. The function is told "
+            "to stop but may go on for a while, beside the next attempt."
         ),
         verb=store.release_leases,
         states=RELEASABLE,
@@ -190,10 +190,7 @@ JOB_ACTS: Final[tuple[JobAct, ...]] = (
         "cancel",
         _("Cancel"),
         "cancel_job",
-        _(
-            "They are cancelled at once. A function that runs is told to stop, and its result is "
-            "refused."
-        ),
+        _("Cancelled at once. A function that runs is told to stop, and its result is refused."),
         verb=store.cancel,
         states=CANCELLABLE,
         to=State.CANCELLED,
@@ -204,7 +201,7 @@ JOB_ACTS: Final[tuple[JobAct, ...]] = (
         "discard",
         _("Discard"),
         "discard_job",
-        _("They and the records of their attempts are deleted for good."),
+        _("Deleted for good, with the record of every attempt."),
         verb=store.discard,
         states=DISCARDABLE,
         confirm=True,
@@ -240,7 +237,7 @@ QUEUE_ACTS: Final[tuple[Act, ...]] = (
         "pause",
         _("Pause"),
         "pause_queue",
-        _("Workers claim nothing more from them. What runs is finished, and enqueues go on."),
+        _("Workers claim nothing more. What runs is finished, and enqueues go on."),
         _pause,
         _if_open,
     ),
@@ -273,7 +270,7 @@ WORKER_ACTS: Final[tuple[Act, ...]] = (
         "quiet",
         _("Quiet"),
         "stop_worker",
-        _("They claim nothing more, finish what they run, and stay."),
+        _("Claims nothing more, finishes what runs, and stays."),
         partial(_order, WorkerOrder.QUIET),
         partial(_why_worker_cannot, WorkerOrder.QUIET),
     ),
@@ -281,7 +278,7 @@ WORKER_ACTS: Final[tuple[Act, ...]] = (
         "serve",
         _("Serve again"),
         "stop_worker",
-        _("They claim again."),
+        _("Claims again."),
         partial(_order, None),
         partial(_why_worker_cannot, None),
     ),
@@ -290,8 +287,8 @@ WORKER_ACTS: Final[tuple[Act, ...]] = (
         _("Stop"),
         "stop_worker",
         _(
-            "They finish what they run within their shutdown timeout, hand back the rest, and end. "
-            "Their supervisor does not replace them. Nothing takes this back."
+            "Finishes what runs within the shutdown timeout, hands back the rest, and ends. The "
+            "supervisor does not replace it. Nothing takes this back."
         ),
         partial(_order, WorkerOrder.STOP),
         partial(_why_worker_cannot, WorkerOrder.STOP),

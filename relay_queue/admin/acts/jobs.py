@@ -122,9 +122,14 @@ def start(new: store.NewBulkAct, user_id: Any) -> int:
         result = run_bulk_act.enqueue(bulk_id)
         if result.id:  # not known yet if the alias enqueues on another database's commit
             store.give_bulk_to_job(tx, bulk_id, int(result.id))
-        called = f"{new.act} of jobs up to {new.upper_id}"
         details = {"filters": new.filters, "list": new.listing, "upper_id": new.upper_id}
-        audit.record(user_id, BulkAct, [(bulk_id, called, "progress to begun")], new.act, details)
+        audit.record(
+            user_id,
+            BulkAct,
+            [(bulk_id, str(BulkAct(pk=bulk_id, act=new.act)), "progress to begun")],
+            new.act,
+            details,
+        )
     return bulk_id
 
 

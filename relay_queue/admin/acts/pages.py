@@ -158,19 +158,21 @@ class Acts(Base):
         count: int,
         back: str = "",
         hidden: Sequence[tuple[str, Any]] = (),
+        beyond: bool = False,
         **more: Any,
     ) -> HttpResponse:
         """Ask whether to do it. Nothing has been changed."""
         shown = list(rows)
         context = {
             **self.admin_site.each_context(request),
-            "title": act.label,
+            "title": f"{act.label}: {self._counted(count, beyond)}",
             "opts": self.opts,
             "act": act,
             "form": form,
             "rows": shown,
             "count": count,
-            "more": max(0, count - len(shown)),
+            "beyond": beyond,
+            "more": f"{count - len(shown):,}" if count > len(shown) else "",
             "hidden": [*hidden, (CONFIRMED, "yes")],
             "back": back or request.get_full_path(),
             "media": self.media,
@@ -188,6 +190,12 @@ class Acts(Base):
         done = attempt(request, lambda: do(act, request.user.pk, self.acts_model, wanted, given))
         if done is not None:
             tell(request, act, self.acts_model, keys, done)
+
+    def _counted(self, count: int, beyond: bool) -> str:
+        opts = self.opts
+        name = opts.verbose_name if count == 1 and not beyond else opts.verbose_name_plural
+        text = _("more than %(n)s %(name)s") if beyond else _("%(n)s %(name)s")
+        return text % {"n": f"{count:,}", "name": name}
 
     def _reverse(self, page: str, *args: Any) -> str:
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}"
