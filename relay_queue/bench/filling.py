@@ -28,7 +28,7 @@ COPY = """
 LEDGER = """
     INSERT INTO {lease} (job_id, attempt, token, worker_id, acquired_at, expires_at, ended_at,
                          outcome, error, traceback, refused_verb, refused_reason)
-    SELECT id, 1, lower(hex(randomblob(16))), 1, created_at, created_at, finished_at, ?,
+    SELECT id, 1, lower(hex(randomblob(16))), 1, created_at, finished_at, finished_at, ?,
            '', '', '', '' FROM {job} WHERE state = ?
 """
 """Give each finished job the lease under which it ran."""

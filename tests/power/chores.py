@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth.models import Group
+from django.db import transaction
 
 from relay_queue.backoff import Backoff
 from relay_queue.exceptions import Snooze
@@ -41,4 +42,6 @@ def snooze(context: RelayContext, text: str) -> None:
 def write(context: RelayContext, text: str) -> None:
     """Write a row in the transaction of the ack: one is there if and only if the other is."""
     begin(context)
+    acked = {"what": "ack", "job": context.job_id, "lease": context.epoch, "state": "succeeded"}
+    transaction.on_commit(lambda: stamp(**acked))
     Group.objects.create(name=f"job {context.job_id}")

@@ -19,28 +19,25 @@ TASKS = "tests.power.chores"
 
 
 def work(*arguments: str) -> None:
-    """Run workers that note their claims and the outcomes they have settled."""
+    """Run workers that note what each of their ticks has committed."""
     from django.core.management import execute_from_command_line
 
-    from relay_queue.worker.loop import Loop
+    from relay_queue.worker import loop
 
-    start, apply = Loop._start, Loop._apply_answers
+    tick = loop.tick
 
-    def noting_start(self: Loop, claims: Any, began: float) -> None:
-        for claim in claims:
+    def noting(plan: Any) -> Any:
+        done = tick(plan)
+        for claim in done.claims:
             stamp(what="claimed", job=claim.job_id, lease=claim.lease_id)
-        start(self, claims, began)
-
-    def noting_apply(self: Loop, done: Any) -> None:
-        told = {f.settlement.lease_id: f.settlement.verb for f in self.finished}
-        atomic = [f.settled for f in self.finished if f.settled is not None]
-        for answer in [*done.answers, *atomic]:
+        verbs = {told.lease_id: told.verb for told in done.settlements}
+        for answer in done.answers:
             if answer.accepted:
-                verb = told[answer.lease_id]
+                verb = verbs[answer.lease_id]
                 stamp(what=verb, job=answer.job_id, lease=answer.lease_id, state=answer.state)
-        apply(self, done)
+        return done
 
-    Loop._start, Loop._apply_answers = noting_start, noting_apply  # type: ignore[method-assign]
+    loop.tick = noting
     execute_from_command_line(["manage.py", "runworker", *arguments])
 
 

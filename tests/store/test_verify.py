@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection
 
 from relay_queue import clock, store
+from relay_queue.db.sqlite3.statements import is_read_only
 from relay_queue.models import Lease
 from relay_queue.states import State
+from relay_queue.store import report
 from relay_queue.store import verify as verification
 from relay_queue.store.faults import ADVICE, Fault
 from relay_queue.store.verify import Verification, verify
@@ -91,6 +94,22 @@ def succeeded_job() -> tuple[int, int]:
 
 def test_empty_queue_is_sound() -> None:
     assert verify().ok
+
+
+def test_nothing_is_written_by_looking() -> None:
+    succeeded_job()
+    run("UPDATE relay_queue_job SET checksum = 0")
+    statements: list[str] = []
+
+    def note(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        assert not verify(str(connection.settings_dict["NAME"])).ok
+        report.ledger_totals()
+    assert len(statements) > 8
+    assert [sql for sql in statements if not is_read_only(sql)] == []
 
 
 def test_altered_payload_is_named() -> None:
