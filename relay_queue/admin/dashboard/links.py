@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 
 from relay_queue.admin.words import number
 from relay_queue.models import Lease
-from relay_queue.states import INTERRUPTED, State
+from relay_queue.states import INTERRUPTED, Outcome, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,6 @@ class Links:
         query = {"state__exact": state.value, **({"queue": queue} if queue else {})}
         return self._list("job", query | _since(since))
 
-    def leases(self, **query: str) -> str:
-        """Return the address of leases, filtered by the parameters of their page."""
-        return self._list("lease", query)
-
     def refused(self, since: datetime) -> str:
         """Return the address of the leases whose owners came back late."""
         return self._list("lease", {"refused": "yes", **_since({"refused_at": since})})
@@ -42,6 +38,11 @@ class Links:
     def interrupted(self, since: datetime) -> str:
         """Return the address of the leases that were taken from an owner."""
         outcomes = ",".join(INTERRUPTED)
+        return self._list("lease", {"outcome__in": outcomes, **_since({"ended_at": since})})
+
+    def failed(self, since: datetime) -> str:
+        """Return the address of the attempts that failed."""
+        outcomes = ",".join([Outcome.FAILED, Outcome.FATAL, Outcome.TIMED_OUT])
         return self._list("lease", {"outcome__in": outcomes, **_since({"ended_at": since})})
 
     def held_by(self, worker_id: int) -> str:

@@ -68,7 +68,7 @@ def lately(overview: Overview, links: Links) -> list[Tile]:
             icon=icon(WARNING),
             value=linked(
                 percent(hour.failure_rate),
-                links.jobs(State.DEAD, finished_at=since_hour) if hour.failed else "",
+                links.failed(since_hour) if hour.failed else "",
             ),
             below=_("in 1 h; %(rate)s in 24 h") % {"rate": percent(day.failure_rate)},
         ),

@@ -10,6 +10,7 @@
 {
     const LONGEST_WAIT = 60_000;
     const PATIENCE = 15_000;
+    const SLOW = 1_000;
     const PAUSED = "relay-dashboard-paused";
 
     const root = () => document.getElementById("relay-live");
@@ -110,6 +111,7 @@
             this.request?.abort();
             const request = (this.request = new AbortController());
             const patience = setTimeout(() => request.abort("slow"), PATIENCE);
+            const slow = setTimeout(() => this.show("loading", this.text("loading")), SLOW);
             this.figures.setAttribute("aria-busy", "true");
             try {
                 await this.load(request.signal);
@@ -119,6 +121,7 @@
                 if (this.request === request) this.failed(error);
             } finally {
                 clearTimeout(patience);
+                clearTimeout(slow);
                 if (this.request === request) {
                     this.request = null;
                     this.figures.setAttribute("aria-busy", "false");
