@@ -20,7 +20,7 @@ from tests.simulation.scratch import Connection, Scratch
 from tests.simulation.workers import LateOwner, Recoverer, Worker
 from tests.simulation.world import Actor, Died, World
 
-STEPS = (40, 70)
+STEPS = (35, 65)
 """How many turns are dealt in a seed, at least and at most."""
 
 DRAIN_ROUNDS = 60

@@ -71,9 +71,13 @@ class Actor:
         raise NotImplementedError
 
     def die(self) -> None:
-        """The process is gone. What it held in memory is lost, and its transaction never was."""
+        """The process is gone. What it held in memory is lost, and its transaction never was.
+
+        Its connection goes to its successor, to save the opening of another: the way out of the
+        block has left nothing in it but the hooks of a commit.
+        """
         self.world.note("fault", "death", actor=self.name)
-        self.world.scratch.connection(self.name).close()
+        self.world.scratch.connection(self.name).run_on_commit.clear()
 
 
 @dataclass
