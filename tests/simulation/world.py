@@ -73,11 +73,14 @@ class Actor:
     def die(self) -> None:
         """The process is gone. What it held in memory is lost, and its transaction never was.
 
-        Its connection goes to its successor, to save the opening of another: the way out of the
-        block has left nothing in it but the hooks of a commit.
+        Its connection goes to its successor, to save the opening of another, unless it died on the
+        way into a block, which leaves a transaction open.
         """
         self.world.note("fault", "death", actor=self.name)
-        self.world.scratch.connection(self.name).run_on_commit.clear()
+        connection = self.world.scratch.connection(self.name)
+        connection.run_on_commit.clear()
+        if connection.in_transaction():
+            connection.close()
 
 
 @dataclass
