@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -32,13 +32,14 @@ class Evidence:
 
     ``steady`` says that all clocks went forward at one pace, so that times of different owners can
     be compared. ``complete`` says that every settlement was written down, so that none may be found
-    in the tables that nobody told.
+    in the tables that nobody told. ``limits`` are capacity and running jobs by queue.
     """
 
     records: list[Record]
     ledger: Ledger
     steady: bool = True
     complete: bool = False
+    limits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def enqueues(self) -> dict[str, list[Operation]]:

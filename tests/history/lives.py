@@ -23,6 +23,8 @@ STEPS = {
     "deleted": set(),
 }
 
+OVER = TERMINAL | {"deleted"}
+
 ACTS = {"cancelled": ("cancel",), "ready": ("requeue",), "deleted": ("discard", "prune")}
 """Which acts of an operator stand behind a step that only an operator may take."""
 
@@ -76,6 +78,30 @@ def running_means_leased(seen: Evidence) -> Iterator[Violation]:
                 state = "runs without" if running else "does not run and has"
                 yield Violation("unleased", f"job {job_id} {state} an open lease", job_id)
                 break
+
+
+def limits_hold(seen: Evidence) -> Iterator[Violation]:
+    """At no commit are more jobs of a queue unfinished, or running, than it allows."""
+    queues = {
+        job_id: seen.enqueues[label][0].asked.get("queue")
+        for job_id, label in seen.added.items()
+        if label in seen.enqueues
+    }
+    states: dict[int, str] = {}
+    for change in seen.ledger.changes:
+        queue = queues.get(change.job)
+        if change.kind != "job" or queue not in seen.limits:
+            continue
+        states[change.job] = change.new
+        now = [state for job_id, state in states.items() if queues[job_id] == queue]
+        capacity, max_running = seen.limits[queue]
+        running, unfinished = now.count("running"), sum(s not in OVER for s in now)
+        if running > max_running:
+            message = f"{running} jobs of queue {queue} were running; it allows {max_running}"
+            yield Violation("running limit", message, change.job)
+        if unfinished > capacity and change.old in {None, *OVER}:
+            message = f"queue {queue} admitted {unfinished} jobs; its capacity is {capacity}"
+            yield Violation("capacity", message, change.job)
 
 
 def success_is_an_ack(seen: Evidence) -> Iterator[Violation]:
@@ -165,6 +191,7 @@ def counters_are_exact(seen: Evidence) -> Iterator[Violation]:
 RULES = (
     steps_are_legal,
     running_means_leased,
+    limits_hold,
     success_is_an_ack,
     budgets_are_kept,
     nothing_starts_early,

@@ -53,7 +53,16 @@ def sound() -> Evidence:
     run = {"job": 1, "label": "call"}
     ack = {"verb": "ack", "job": 1}
     records = [
-        record(0, "enqueue", "invoke", op="e", label="call", limit=3, due=at(0).isoformat()),
+        record(
+            0,
+            "enqueue",
+            "invoke",
+            op="e",
+            label="call",
+            queue="mail",
+            limit=3,
+            due=at(0).isoformat(),
+        ),
         record(0, "enqueue", "ok", op="e", job=1),
         record(0, "ring", label="call", visible=True),
         record(1, "run", "start", lease=1, attempt=1, token=digest("one"), **run),
@@ -65,7 +74,7 @@ def sound() -> Evidence:
         record(5, "settle", "answered", op="b", accepted=False, reason="lost", changes=0),
         record(6, "busy", begun=False, actor="worker"),
     ]
-    return Evidence(records, ledger, steady=True, complete=True)
+    return Evidence(records, ledger, steady=True, complete=True, limits={"mail": (1, 1)})
 
 
 def without(seen: Evidence, **facts: Any) -> None:
@@ -151,6 +160,8 @@ BROKEN: list[tuple[str, Callable[[Evidence], Any]]] = [
         ),
     ),
     ("unleased", lambda s: change(s, 8, at=at(4.5).isoformat())),
+    ("running limit", lambda s: s.limits.update(mail=(1, 0))),
+    ("capacity", lambda s: s.limits.update(mail=(0, 1))),
     ("acked", lambda s: job(s, state="dead")),
     ("budget", lambda s: tell(s, "e", "invoke", limit=1)),
     ("attempt", lambda s: job(s, attempt=1)),

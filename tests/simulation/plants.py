@@ -25,8 +25,9 @@ from tests.simulation.scratch import Connection, Scratch
 from tests.simulation.world import World
 
 # By name: the package shadows some of these modules with the verb of the same name.
-claim, operate, recover, settle = (
-    import_module(f"relay_queue.store.{name}") for name in ("claim", "operate", "recover", "settle")
+claim, enqueue, operate, recover, settle = (
+    import_module(f"relay_queue.store.{name}")
+    for name in ("claim", "enqueue", "operate", "recover", "settle")
 )
 
 Planting = Callable[[], Any]
@@ -266,6 +267,16 @@ def success_can_be_requeued() -> Iterator[None]:
         yield
 
 
+def running_jobs_are_not_limited() -> Any:
+    """A claim does not look at how many jobs of a queue are running."""
+    return _rewritten(claim, "CLAIMABLE", (r"q\.max_running IS NULL", "1 = 1"))
+
+
+def capacity_is_not_kept() -> Any:
+    """A full queue admits more."""
+    return mock.patch.object(enqueue, "_admit")
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: Plant(plant, seen_by)
     for plant, *seen_by in (
@@ -285,5 +296,7 @@ PLANTS: dict[str, Plant] = {
         (refusals_are_not_recorded, "refusal lost"),
         (cancel_leaves_the_token_valid, "unleased"),
         (success_can_be_requeued, "illegal step"),
+        (running_jobs_are_not_limited, "running limit"),
+        (capacity_is_not_kept, "capacity"),
     )
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +32,9 @@ SECONDS = (0.001, 0.05, 0.2, 0.5, 1.0, 1.0, 2.0, 6.0)
 JUMPS = (-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0)
 """How far a clock jumps."""
 
+
+LIMITS = {"tight": (4, 2)}
+"""Capacity and running jobs of the queues that have limits."""
 
 LATE_AFTER_ALL = 3
 """How often an owner comes back when everything is over."""
@@ -74,7 +77,9 @@ def play(seed: int, scratch: Scratch) -> Played:
         for _ in range(world.dice.randint(*STEPS)):
             _turn(world)
         _drain(world)
-    seen = Evidence(world.records, scratch.read(), steady=world.steady, complete=True)
+    seen = Evidence(
+        world.records, scratch.read(), steady=world.steady, complete=True, limits=LIMITS
+    )
     return Played(seed, seen, check(seen))
 
 
@@ -96,6 +101,10 @@ def _dealt_by(world: World, seed: int) -> Iterator[None]:
         random.setstate(before)
 
 
+def _limiting(queue: str, capacity: int, running: int) -> Callable[[store.Transaction], None]:
+    return lambda tx: store.set_limits(tx, queue, capacity=capacity, max_running=running)
+
+
 def _populate(world: World) -> None:
     operator = Operator(world, "operator")
     world.actors = [
@@ -107,7 +116,8 @@ def _populate(world: World) -> None:
     ]
     world.faults = False
     world.transact(operator, lambda tx: store.ensure_queue(tx, "open"))
-    world.transact(operator, lambda tx: store.set_limits(tx, "tight", capacity=4, max_running=2))
+    for queue, (capacity, running) in LIMITS.items():
+        world.transact(operator, _limiting(queue, capacity, running))
     world.faults = True
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from unittest import mock
 
+from django.apps import apps
 from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 from django.test import override_settings
@@ -22,8 +23,6 @@ ALIAS = "simulation"
 
 MEMORY = Path("/dev/shm")
 """A file system in memory, where there is one: the simulation commits a hundred times a seed."""
-
-TABLES = ("lease", "job", "queuecount", "queue", "worker", "queueminute")
 
 
 class Strikes(Protocol):
@@ -109,8 +108,8 @@ class Scratch:
         """Empty all tables and let the ids begin at one again."""
         raw = self.connection("maker").connection
         raw.execute("BEGIN IMMEDIATE")
-        for table in TABLES:
-            raw.execute(f"DELETE FROM relay_queue_{table}")
+        for model in apps.get_app_config("relay_queue").get_models():
+            raw.execute(f"DELETE FROM {model._meta.db_table}")
         raw.execute(f"DELETE FROM {witness.TABLE}")
         raw.execute("DELETE FROM sqlite_sequence")
         raw.execute("COMMIT")
