@@ -37,6 +37,7 @@ from relay_queue.verdict import Verdict
 from relay_queue.wakeup import doorbell
 from relay_queue.worker import liveness, loop, watch
 from relay_queue.worker.context import RelayContext
+from tests.simulation.__main__ import parser as simulation_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -342,6 +343,8 @@ def check_command(words: list[str]) -> None:
             assert name in get_commands()
         case ["python", "-m", "django", "startproject", *_]:
             pass
+        case ["python", "-m", "tests.simulation", *arguments]:
+            simulation_parser().parse_args(arguments)
         case ["pip", "install", package] | ["python", "-m", "pip", "install", package]:
             check_package(package)
         case _:

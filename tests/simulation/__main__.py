@@ -10,14 +10,19 @@ import time
 import django
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    made = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    made.add_argument("--seeds", type=int, default=2000, help="how many (default: 2000)")
+    made.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    made.add_argument("--seed", type=int, help="play this one only, and tell its whole story")
+    made.add_argument("--plants", action="store_true", help="plant bugs, and see them caught")
+    return made
+
+
 def main(arguments: list[str]) -> int:
     """Play the seeds that were asked for; return 1 if one of them failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=2000, help="how many (default: 2000)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--seed", type=int, help="play this one only, and tell its whole story")
-    parser.add_argument("--plants", action="store_true", help="plant bugs and see them caught")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
     if options.seed is not None:
