@@ -141,8 +141,9 @@ class Job(models.Model):
                 condition=Q(state=State.READY),
                 name="relay_job_ready",
             ),
+            # The state comes last, so that a few retries are found among many future jobs.
             models.Index(
-                fields=["available_at"],
+                fields=["available_at", "state"],
                 condition=Q(state__in=[State.SCHEDULED, State.RETRYING]),
                 name="relay_job_due",
             ),
@@ -150,6 +151,12 @@ class Job(models.Model):
                 fields=["state", "finished_at"],
                 condition=Q(finished_at__isnull=False),
                 name="relay_job_finished",
+            ),
+            # The only one that every job is in from its insert on. Nothing that changes is in it.
+            models.Index(fields=["queue", "task", "created_at"], name="relay_job_listing"),
+            # For the search: jobs with an error are few, and the text is read from the index.
+            models.Index(
+                fields=["id", "last_error"], condition=Q(last_error__gt=""), name="relay_job_error"
             ),
         ]
 
@@ -174,6 +181,26 @@ class Dashboard(Job):
         verbose_name = format_lazy(" {}", _("Dashboard"))
         verbose_name_plural = format_lazy(" {}", _("Dashboard"))
         default_permissions = ()
+
+
+class DeadLetter(Job):
+    """A job that went dead, for the page of its own. Whoever may view jobs may view it."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+
+
+class Retry(Job):
+    """A job that waits for its next attempt, for the page of its own, as above."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = _("retry")
+        verbose_name_plural = _("retries")
 
 
 class Worker(models.Model):

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
-from rangefilter.filters import DateTimeRangeFilterBuilder
 
-from relay_queue.admin.reading import PresenceFilter, QueueFilter, ReadingAdmin, as_id
+from relay_queue.admin import badges, cells
+from relay_queue.admin.lists import searching, walks
+from relay_queue.admin.lists.criteria import Criteria
+from relay_queue.admin.lists.filters import (
+    JobQueueFilter,
+    OutcomeFilter,
+    PresenceFilter,
+    SpanFilter,
+)
+from relay_queue.admin.lists.names import Names
+from relay_queue.admin.lists.walk import Walk
+from relay_queue.admin.reading import WalkingAdmin
 from relay_queue.models import Lease
-
-TOKEN_CHARS: Final = 6
-"""Shown of a token. Whoever knows the whole of it can settle the job."""
-
-
-class JobQueueFilter(QueueFilter):
-    """Filters leases by the queue of their job."""
-
-    field = "job__queue"
 
 
 class OpenFilter(PresenceFilter):
     """Filters by whether the lease is still open."""
 
-    title = _("state")
+    title = _("lease")
     parameter_name = "ended"
     field = "ended_at"
     present = _("Ended")
@@ -44,31 +47,30 @@ class RefusedFilter(PresenceFilter):
 
 
 @admin.register(Lease)
-class LeaseAdmin(ReadingAdmin):
+class LeaseAdmin(WalkingAdmin):
     """Leases, the newest first."""
 
     list_display = (
-        "id",
-        "job",
+        "lease",
+        "outcome_badge",
+        "job_link",
         "attempt",
-        "worker",
-        "acquired_at",
-        "ended_at",
-        "outcome",
-        "error",
-        "refused_reason",
+        "worker_name",
+        "granted",
+        "lasted",
+        "error_name",
+        "late_return",
     )
-    list_select_related = ("job", "worker")
     list_filter = (
         OpenFilter,
-        "outcome",
+        OutcomeFilter,
         RefusedFilter,
         JobQueueFilter,
-        ("acquired_at", DateTimeRangeFilterBuilder()),
+        ("acquired_at", SpanFilter),
     )
-    search_fields = ("job__id", "job__task")
-    search_help_text = _("The id of a job, or a part of the task's path")
-    ordering = ("-id",)
+    search_fields = ("job__id",)
+    search_kinds = ("id",)
+    search_help_text = _("The id of a job finds its attempts.")
     fields = (
         "job",
         "attempt",
@@ -87,23 +89,86 @@ class LeaseAdmin(ReadingAdmin):
     )
     readonly_fields = ("token_start", "traceback_text")
 
+    class Media:
+        """The look of the page of one lease."""
+
+        css: ClassVar[dict[str, list[str]]] = {"all": ["relay_queue/job.css"]}
+
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find the leases of a job by its id, else those of a task."""
-        term = search_term.strip()
-        if not term:
+        """Find the leases of a job by its id."""
+        term = searching.parse(search_term, self.search_kinds)
+        if term is None:
             return queryset, False
-        job_id = as_id(term)
-        found = Q(job__task__icontains=term) if job_id is None else Q(job=job_id)
-        return queryset.filter(found), False
+        return (queryset.none() if term.fault else queryset.filter(job=int(term.word))), False
+
+    def walk(self, asked: Criteria, names: Names) -> Walk:
+        """Choose the index for what was asked."""
+        return walks.leases(asked, names)
+
+    def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
+        """Read the leases of one page with their jobs and workers."""
+        leases = self.get_queryset(request).filter(pk__in=ids).select_related("job", "worker")
+        now = cells.now()
+        rows = {row.pk: row for row in leases.defer("traceback", "job__payload", "job__result")}
+        for row in rows.values():
+            row.now = now
+        return rows
+
+    @admin.display(description=_("lease"))
+    def lease(self, lease: Lease) -> int:
+        """Show the id, which leads to the page of the lease."""
+        return lease.pk
+
+    @admin.display(description=_("outcome"))
+    def outcome_badge(self, lease: Lease) -> SafeString:
+        """Show how it ended."""
+        return badges.outcome_badge(lease.outcome)
+
+    @admin.display(description=_("job"))
+    def job_link(self, lease: Lease) -> SafeString:
+        """Show the job, and lead to its page."""
+        address = reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[lease.job_id])
+        return format_html('<a href="{}">{}</a> {}', address, lease.job_id, cells.task(lease.job))
+
+    @admin.display(description=_("worker"))
+    def worker_name(self, lease: Lease) -> SafeString | str:
+        """Show who held it."""
+        if lease.worker_id is None:
+            return cells.dash()
+        return lease.worker.name if lease.worker else f"#{lease.worker_id}"
+
+    @admin.display(description=_("granted"))
+    def granted(self, lease: Any) -> SafeString:
+        """Show when it was granted."""
+        return cells.ago(lease.acquired_at, lease.now)
+
+    @admin.display(description=_("lasted"))
+    def lasted(self, lease: Any) -> SafeString:
+        """Show how long it was held."""
+        return cells.ran(lease, lease.now)
+
+    @admin.display(description=_("error"))
+    def error_name(self, lease: Lease) -> SafeString:
+        """Show the class of the exception."""
+        return cells.error(lease.error)
+
+    @admin.display(description=_("late return"))
+    def late_return(self, lease: Any) -> SafeString:
+        """Show with which verb the owner came back too late, and why it was turned away."""
+        if lease.refused_at is None:
+            return cells.dash()
+        return badges.badge(
+            "refused", f"{lease.refused_verb}: {lease.refused_reason}", badges.WARNING
+        )
 
     @admin.display(description=_("token"))
     def token_start(self, lease: Lease) -> str:
         """Show enough of the token to recognise it."""
-        return f"{lease.token[:TOKEN_CHARS]}…"
+        return cells.token(lease.token)
 
     @admin.display(description=_("traceback"))
     def traceback_text(self, lease: Lease) -> SafeString:
         """Show the traceback with its lines."""
-        return format_html('<pre style="margin: 0">{}</pre>', lease.traceback)
+        return format_html('<pre class="relay-code">{}</pre>', lease.traceback)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
-from django.utils.translation import gettext_lazy as _
 
 from relay_queue import conf
-from relay_queue.models import Queue
+from relay_queue.admin.lists import searching
+from relay_queue.admin.lists.changelist import WalkChangeList
+from relay_queue.admin.lists.criteria import Criteria
+from relay_queue.admin.lists.names import Names
+from relay_queue.admin.lists.walk import Walk
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -20,9 +25,7 @@ else:
     ModelAdmin = admin.ModelAdmin
 
 MOST_LISTED: Final = 10_000
-"""Rows that a list reaches at the most; filters and the search lead to the others."""
-
-MOST_ID_DIGITS: Final = 18
+"""Rows that a list without a walk reaches at the most; filters and the search lead to the others."""
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -50,9 +53,11 @@ class ReadingAdmin(ModelAdmin):
     sortable_by = ()
 
     class Media:
-        """The look that all pages share."""
+        """The look of lists and pages; neither script nor style stands in the pages."""
 
-        css = {"all": ["relay_queue/tokens.css"]}
+        css: ClassVar[dict[str, list[str]]] = {
+            "all": ["relay_queue/tokens.css", "relay_queue/lists.css"]
+        }
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read from the database of the queue."""
@@ -71,43 +76,30 @@ class ReadingAdmin(ModelAdmin):
         return False
 
 
-class QueueFilter(admin.SimpleListFilter):
-    """Filters by queue. The names come from the table of queues, which is short."""
+class WalkingAdmin(ReadingAdmin):
+    """A page whose list is a walk along an index, as quick at a million rows as at ten."""
 
-    title = _("queue")
-    parameter_name = "queue"
-    field = "queue"
+    ordering = ("-id",)
+    search_help_text = searching.HELP
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the names of all queues."""
-        names = Queue.objects.using(conf.get().database).values_list("name", flat=True)
-        return [(name, name) for name in names]
+    search_kinds: Sequence[str] = searching.PREFIXES
+    """The prefixes that the search of this list knows."""
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows of the chosen queue."""
-        return queryset.filter(**{self.field: self.value()}) if self.value() else queryset
+    counted = False
+    """Whether the counters of jobs know how long the list is."""
 
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Use the list that walks."""
+        return WalkChangeList
 
-class PresenceFilter(admin.SimpleListFilter):
-    """Filters by whether ``field`` has a value. Subclasses name the field and the two choices."""
+    def criteria(self) -> Criteria:
+        """Return what this list asks for before any filter."""
+        return Criteria()
 
-    field = ""
-    present: Any = _("Yes")
-    absent: Any = _("No")
+    def walk(self, asked: Criteria, names: Names) -> Walk:
+        """Choose the index to walk for what was asked."""
+        raise NotImplementedError
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the two choices."""
-        return [("yes", self.present), ("no", self.absent)]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows with, or those without, a value."""
-        if self.value() not in {"yes", "no"}:
-            return queryset
-        return queryset.filter(**{f"{self.field}__isnull": self.value() == "no"})
-
-
-def as_id(term: str) -> int | None:
-    """Return the id that a search term spells, or None if it is no id."""
-    term = term.strip()
-    is_id = term.isascii() and term.isdigit() and len(term) <= MOST_ID_DIGITS
-    return int(term) if is_id else None
+    def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
+        """Return the rows of one page by id, with all that the list shows of them."""
+        raise NotImplementedError

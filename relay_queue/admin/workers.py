@@ -6,7 +6,8 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue.admin.acts.workers import WorkerActs
-from relay_queue.admin.reading import PresenceFilter, ReadingAdmin
+from relay_queue.admin.lists.filters import PresenceFilter
+from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import Worker
 
 

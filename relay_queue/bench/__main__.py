@@ -22,7 +22,9 @@ def main() -> None:
     options = _parse()
     dependent.leave_with_parent()
     # Both before Django's settings are read.
-    os.environ["DJANGO_SETTINGS_MODULE"] = "relay_queue.bench.settings"
+    # The console needs more than workers do, whose memory is measured without it.
+    module = "console_settings" if options.family == "console" else "settings"
+    os.environ["DJANGO_SETTINGS_MODULE"] = f"relay_queue.bench.{module}"
     os.environ["RELAY_BENCH_DB"] = str(options.folder / "unused.sqlite3")
     import django
 

@@ -67,6 +67,12 @@ SPECS: Final[Mapping[str, Spec]] = {
     "worker_rss": Spec(
         "resources", "MiB", Bar("value", "<=", 10), "worker of 64 slots above an idle shell"
     ),
+    "console_page_p95": Spec(
+        "console", "ms", Bar("value", "<=", 300), "the slowest list, filter, jump or search"
+    ),
+    "console_fragment_p95": Spec(
+        "console", "ms", Bar("value", "<=", 50), "what a dashboard fetches every few seconds"
+    ),
 }
 """The figures by name, in the order in which they are shown."""
 

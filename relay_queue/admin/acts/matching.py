@@ -27,7 +27,7 @@ from relay_queue.models import BulkAct, Job
 MOST_COUNTED: Final = 100_000
 """Rows that are counted before a question is asked; beyond, it says that there are more."""
 
-PAGE: Final = ("p", "all", "o", "e")
+PAGE: Final = ("p", "at", "all", "o", "e")
 """Parameters of a list that choose what is shown of it and not what is in it."""
 
 

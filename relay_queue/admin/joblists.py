@@ -1,0 +1,256 @@
+"""The lists of jobs: all of them, the dead letters, and those that wait for another attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.db.models import OuterRef, QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from relay_queue import conf
+from relay_queue.admin import badges, cells
+from relay_queue.admin.lists import searching, walks
+from relay_queue.admin.lists.criteria import Criteria
+from relay_queue.admin.lists.filters import (
+    CreatedFilter,
+    DueFilter,
+    FinishedFilter,
+    QueueFilter,
+    StateFilter,
+    TaskFilter,
+    VerdictFilter,
+)
+from relay_queue.admin.lists.names import Names
+from relay_queue.admin.lists.walk import Walk
+from relay_queue.admin.reading import WalkingAdmin
+from relay_queue.models import Job, Lease, Queue
+from relay_queue.states import State
+from relay_queue.store import verdicts
+
+
+class JobList(WalkingAdmin):
+    """A list of jobs. Subclasses choose the columns, the filters and the order."""
+
+    list_display_links: Any = ("job",)
+    counted = True
+    search_fields = ("id", "task", "queue", "idempotency_key", "last_error")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        """Keep the jobs that the search means; one that means nothing finds none."""
+        term = searching.parse(search_term)
+        if term is None:
+            return queryset, False
+        return (queryset.none() if term.fault else queryset.filter(term.condition)), False
+
+    def walk(self, asked: Criteria, names: Names) -> Walk:
+        """Choose the index for what was asked."""
+        return walks.jobs(asked, names)
+
+    def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
+        """Read the jobs of one page, with their newest lease, its worker, and their verdict."""
+        alias = conf.get().database
+        newest = Lease.objects.filter(job=OuterRef("pk")).order_by("-id").values("pk")[:1]
+        jobs = verdicts.annotate(self.get_queryset(request).filter(pk__in=ids)).annotate(
+            newest_lease_id=Subquery(newest)
+        )
+        rows = {job.pk: job for job in jobs.defer("payload", "result")}
+        leases = (
+            Lease.objects.using(alias)
+            .select_related("worker")
+            .defer("traceback")
+            .in_bulk([job.newest_lease_id for job in rows.values() if job.newest_lease_id])
+        )
+        aging = dict(Queue.objects.using(alias).values_list("name", "aging_seconds"))
+        now = cells.now()
+        for job in rows.values():
+            job.newest_lease = leases.get(job.newest_lease_id)
+            job.aging_seconds = aging.get(job.queue)
+            job.now = now
+        return rows
+
+    @admin.display(description=_("job"))
+    def job(self, job: Job) -> int:
+        """Show the id, which leads to the page of the job."""
+        return job.pk
+
+    @admin.display(description=_("state"))
+    def state_badge(self, job: Job) -> SafeString:
+        """Show the state."""
+        return badges.state_badge(job.state)
+
+    @admin.display(description=_("task"))
+    def task_name(self, job: Job) -> SafeString:
+        """Show the task."""
+        return cells.task(job)
+
+    @admin.display(description=_("priority"))
+    def priority_now(self, job: Any) -> SafeString:
+        """Show the priority as it was set and as it is now."""
+        return cells.priority(job, job.now)
+
+    @admin.display(description=_("attempts"))
+    def attempts(self, job: Job) -> SafeString:
+        """Show how much of the budget is used."""
+        return cells.attempts(job)
+
+    @admin.display(description=_("age"))
+    def age(self, job: Any) -> SafeString:
+        """Show since when the job has been in its state, or when it is due."""
+        return cells.when(job, job.now)
+
+    @admin.display(description=_("ran for"))
+    def duration(self, job: Any) -> SafeString:
+        """Show how long the last attempt took."""
+        return cells.ran(job.newest_lease, job.now)
+
+    @admin.display(description=_("worker"))
+    def worker(self, job: Any) -> SafeString | str:
+        """Show who had the job last."""
+        lease = job.newest_lease
+        if lease is None or lease.worker_id is None:
+            return cells.dash()
+        return str(lease.worker.name) if lease.worker else f"#{lease.worker_id}"
+
+    @admin.display(description=_("verdict"))
+    def verdict(self, job: Any) -> SafeString:
+        """Show how often the function ran."""
+        return cells.verdict_badge(job.verdict)
+
+    @admin.display(description=_("last error"))
+    def error(self, job: Job) -> SafeString:
+        """Show the last error."""
+        return cells.error(job.last_error)
+
+
+class ProxyList(JobList):
+    """A list of jobs in one state. A row leads to the page of the job, where there is just one."""
+
+    state: State
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Ask for the permission to view jobs."""
+        return bool(request.user.has_perm("relay_queue.view_job"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Show the list in the sidebar to those who may view it."""
+        return self.has_view_permission(request)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Read the jobs in the state of this list."""
+        return super().get_queryset(request).filter(state=self.state)
+
+    def criteria(self) -> Criteria:
+        """Ask for the state of this list."""
+        return Criteria(state=self.state)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Lead to the page of the job, whatever its state is by now."""
+        name = f"{self.admin_site.name}:relay_queue_job_change"
+        return HttpResponseRedirect(reverse(name, args=[quote(object_id)]))
+
+    @admin.display(description=_("job"))
+    def job_link(self, job: Job) -> SafeString:
+        """Show the id, which leads to the page of the job."""
+        address = reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[job.pk])
+        return format_html('<a href="{}">{}</a>', address, job.pk)
+
+
+class DeadLetters(ProxyList):
+    """Dead letters, the latest first, with what killed them."""
+
+    state = State.DEAD
+    list_display = (
+        "job_link",
+        "task_name",
+        "queue",
+        "error",
+        "attempts",
+        "verdict",
+        "died",
+        "worker",
+    )
+    list_display_links = None
+    list_filter = (
+        QueueFilter,
+        TaskFilter,
+        ("finished_at", FinishedFilter),
+        VerdictFilter,
+        ("created_at", CreatedFilter),
+    )
+
+    @admin.display(description=_("died"))
+    def died(self, job: Any) -> SafeString:
+        """Show when the job went dead."""
+        return cells.ago(job.finished_at, job.now)
+
+
+class Retries(ProxyList):
+    """Jobs that wait for their next attempt, the next due first."""
+
+    state = State.RETRYING
+    list_display = (
+        "job_link",
+        "task_name",
+        "queue",
+        "due",
+        "attempts",
+        "error",
+        "priority_now",
+        "verdict",
+        "worker",
+    )
+    list_display_links = None
+    list_filter = (
+        QueueFilter,
+        TaskFilter,
+        ("available_at", DueFilter),
+        VerdictFilter,
+        ("created_at", CreatedFilter),
+    )
+
+    @admin.display(description=_("due"))
+    def due(self, job: Any) -> SafeString:
+        """Show when the next attempt is due."""
+        return cells.due(job.available_at, job.now)
+
+
+class Jobs(JobList):
+    """All jobs, the newest first."""
+
+    list_display = (
+        "job",
+        "state_badge",
+        "task_name",
+        "queue",
+        "priority_now",
+        "attempts",
+        "age",
+        "duration",
+        "worker",
+        "verdict",
+        "error",
+    )
+    list_filter = (
+        StateFilter,
+        QueueFilter,
+        TaskFilter,
+        VerdictFilter,
+        ("created_at", CreatedFilter),
+        ("available_at", DueFilter),
+        ("finished_at", FinishedFilter),
+    )

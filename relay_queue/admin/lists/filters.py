@@ -1,0 +1,282 @@
+"""The filters beside the lists. Each narrows the rows, and tells the walk what it narrows to."""
+
+from __future__ import annotations
+
+from datetime import datetime, time
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+from rangefilter.filters import DateTimeRangeFilter
+
+from relay_queue.admin.lists import names
+from relay_queue.admin.lists.criteria import Criteria, Span
+from relay_queue.states import Outcome, State
+from relay_queue.store import verdicts
+from relay_queue.verdict import Verdict
+
+if TYPE_CHECKING:
+    from django.contrib.admin.views.main import ChangeList
+
+MOST_CHOICES: Final = 100
+"""Names that a filter offers; the search finds the others."""
+
+
+class Filter(admin.SimpleListFilter):
+    """One choice among some. Without a choice it asks for nothing."""
+
+    template = "admin/relay_queue/filter.html"
+
+    def tell(self, asked: Criteria) -> None:
+        """Add the choice to what is asked for."""
+        raise NotImplementedError
+
+
+class StateFilter(Filter):
+    """Filters by the state of the job."""
+
+    title = _("state")
+    parameter_name = "state__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return all states."""
+        return list(State.choices)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the jobs in the chosen state."""
+        return queryset.filter(state=self.value()) if self.value() else queryset
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the state."""
+        asked.state = self.value() or ""
+
+
+class NameFilter(Filter):
+    """Filters by a name that jobs have in ``column``."""
+
+    column = ""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the rows with the chosen name."""
+        return queryset.filter(**{self.column: self.value()}) if self.value() else queryset
+
+    def has_output(self) -> bool:
+        """Whether there is anything to choose; a name that was chosen by a link counts."""
+        return bool(self.lookup_choices) or bool(self.value())
+
+
+class QueueFilter(NameFilter):
+    """Filters by queue."""
+
+    title = _("queue")
+    parameter_name = "queue"
+    column = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the names of the queues."""
+        return [(name, name) for name in names.of(request).queues[:MOST_CHOICES]]
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the queue."""
+        asked.queue = self.value() or ""
+
+
+class JobQueueFilter(QueueFilter):
+    """Filters leases by the queue of their job."""
+
+    column = "job__queue"
+
+
+class TaskFilter(NameFilter):
+    """Filters by task. Those that have jobs are offered."""
+
+    title = _("task")
+    parameter_name = "task"
+    column = "task"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the tasks, as far as they are known."""
+        return [(task, task) for task in names.of(request).tasks[:MOST_CHOICES]]
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the task."""
+        asked.task = self.value() or ""
+
+
+class VerdictFilter(Filter):
+    """Filters by how often the function of the job ran."""
+
+    title = _("verdict")
+    parameter_name = "verdict"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return all verdicts."""
+        return list(Verdict.choices)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the jobs with the chosen verdict."""
+        if not self.value():
+            return queryset
+        if self.value() not in Verdict.values:
+            return queryset.none()
+        return verdicts.filter_by(queryset, str(self.value()))
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the verdict."""
+        asked.verdict = self.value() or ""
+
+
+class OutcomeFilter(Filter):
+    """Filters leases by how they ended."""
+
+    title = _("outcome")
+    parameter_name = "outcome__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return all outcomes."""
+        return list(Outcome.choices)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the leases that ended so."""
+        return queryset.filter(outcome=self.value()) if self.value() else queryset
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the outcome."""
+        asked.outcomes = [value] if (value := self.value()) else []
+
+
+class PresenceFilter(Filter):
+    """Filters by whether ``field`` has a value. Subclasses name the field and the two choices."""
+
+    field = ""
+    present: Any = _("Yes")
+    absent: Any = _("No")
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the two choices."""
+        return [("yes", self.present), ("no", self.absent)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the rows with, or those without, a value."""
+        if self.value() not in {"yes", "no"}:
+            return queryset
+        return queryset.filter(**{f"{self.field}__isnull": self.value() == "no"})
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the presence."""
+        if self.value() in {"yes", "no"}:
+            asked.presence[self.field] = self.value() == "yes"
+
+
+class MomentField(forms.SplitDateTimeField):
+    """A day and, if wanted, a time; without one the day's first or last moment."""
+
+    def __init__(self, *, end: bool, **options: Any) -> None:
+        """Make a field for the beginning, or for the ``end``, of a range."""
+        self.end = end
+        super().__init__(require_all_fields=False, required=False, **options)
+
+    def compress(self, data_list: Any) -> datetime | None:
+        """Put day and time together; the end includes its whole minute."""
+        if not data_list or data_list[0] in self.empty_values:
+            if data_list and data_list[1] not in self.empty_values:
+                raise ValidationError(_("Choose a day for this time."))
+            return None
+        day, at = data_list
+        if at in self.empty_values:
+            at = time.max if self.end else time.min
+        elif self.end:
+            at = at.replace(second=59, microsecond=999_999)
+        return datetime.combine(day, at, timezone.get_current_timezone())
+
+
+class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
+    """A range of dates from django-admin-rangefilter, with the browser's own fields.
+
+    They need neither script nor style in the page, so a strict content security policy holds.
+    """
+
+    template = "admin/relay_queue/span_filter.html"
+    asks: ClassVar[str] = ""
+    only_states: ClassVar[tuple[str, ...]] = ()
+
+    def choices(self, changelist: ChangeList) -> Any:
+        """Return what the template needs: where a reset leads, and the other parameters to keep."""
+        mine = self.expected_parameters()
+        kept = [
+            (name, value)
+            for name, values in changelist.filter_params.items()
+            if name not in mine and name != "at"
+            for value in (values if isinstance(values, list) else [values])
+        ]
+        reset = changelist.get_query_string({}, remove=mine)
+        yield {"kept": kept, "reset": reset, "active": bool(self.span), "name": self.field_path}
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the rows in the range."""
+        if not self.span:
+            return queryset
+        if self.only_states:
+            queryset = queryset.filter(state__in=self.only_states)
+        if self.span.since is not None:
+            queryset = queryset.filter(**{f"{self.field_path}__gte": self.span.since})
+        if self.span.until is not None:
+            queryset = queryset.filter(**{f"{self.field_path}__lte": self.span.until})
+        return queryset
+
+    @property
+    def span(self) -> Span:
+        """The range that was asked for; nothing if what was typed is no date."""
+        if not self.form.is_bound or not self.form.is_valid():
+            return Span()
+        since, until = (self.form.cleaned_data[name] for name in self._ends())
+        return Span(since, until)
+
+    def tell(self, asked: Criteria) -> None:
+        """Ask for the range."""
+        if self.span and self.asks:
+            setattr(asked, self.asks, self.span)
+        elif self.span:
+            asked.others.add(self.field_path)
+
+    def _ends(self) -> tuple[str, str]:
+        return self.lookup_kwarg_gte, self.lookup_kwarg_lte
+
+    def _get_form_fields(self) -> dict[str, forms.Field]:
+        since, until = self._ends()
+        return {
+            since: MomentField(end=False, label=_("From"), widget=self._widget(_("from"))),
+            until: MomentField(end=True, label=_("Until"), widget=self._widget(_("until"))),
+        }
+
+    def _widget(self, which: Any) -> forms.SplitDateTimeWidget:
+        return forms.SplitDateTimeWidget(
+            date_format="%Y-%m-%d",
+            time_format="%H:%M",
+            date_attrs={"type": "date", "aria-label": f"{self.title}: {which}, {_('day')}"},
+            time_attrs={"type": "time", "aria-label": f"{self.title}: {which}, {_('time')}"},
+        )
+
+
+class CreatedFilter(SpanFilter):
+    """Filters jobs by when they were enqueued."""
+
+    asks = "created"
+
+
+class DueFilter(SpanFilter):
+    """Filters jobs that wait for a time, scheduled or between two attempts, by that time."""
+
+    asks = "due"
+    only_states = (State.SCHEDULED, State.RETRYING)
+
+
+class FinishedFilter(SpanFilter):
+    """Filters jobs by when they ended."""
+
+    asks = "finished"

@@ -1,0 +1,151 @@
+"""A walk: rows of a table in the order of one index, from any place in it, in either direction.
+
+A page costs what its rows cost, wherever it lies. What the index cannot decide is looked up row by
+row, and no more than `SCAN` rows are looked at for a page: a rare match among millions is then found
+in several steps, each of them quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from django.db import connections
+from django.db.models import QuerySet
+from django.db.models.expressions import RawSQL
+
+SCAN: Final = 10_000
+"""Rows that one page looks at for its matches."""
+COUNT_SCAN: Final = 5_000
+"""Rows that are looked at for a count, and the most that is counted."""
+
+
+class Place(NamedTuple):
+    """A place in a walk: the sort key, as the database writes it, and the id."""
+
+    key: Any
+    id: int
+
+
+class Branch(NamedTuple):
+    """One stretch of an index: a condition and its parameters."""
+
+    where: str
+    params: Sequence[Any] = ()
+
+
+class Counted(NamedTuple):
+    """How many rows there are, and whether there may be more."""
+
+    n: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Which index is read, and from which end.
+
+    Several branches are merged by the key. ``covers`` names the criteria that the branches decide.
+    ``gather`` sorts what the branches give, for those that no index has in the order of the key.
+    """
+
+    table: str
+    branches: tuple[Branch, ...]
+    key: str = "id"
+    id: str = "id"
+    descending: bool = True
+    covers: frozenset[str] = frozenset()
+    gather: bool = False
+    distinct: bool = False
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the key is a number; else it is a time."""
+        return self.key in {self.id, "rank"}
+
+    def rows(
+        self, place: Place | None, *, forward: bool, inclusive: bool, limit: int
+    ) -> tuple[str, list[Any]]:
+        """Return the statement for the next ids and keys from a place on."""
+        down = self.descending == forward
+        order = "DESC" if down else "ASC"
+        sign = ("<" if down else ">") + ("=" if inclusive else "")
+        parts: list[str] = []
+        params: list[Any] = []
+        for branch in self.branches:
+            where = branch.where
+            params += branch.params
+            if place is not None and self.key == self.id:
+                where += f" AND {self.id} {sign} %s"
+                params.append(place.id)
+            elif place is not None:
+                where += f" AND ({self.key}, {self.id}) {sign} (%s, %s)"
+                params += place
+            distinct = "DISTINCT " if self.distinct else ""
+            parts.append(
+                f"SELECT {distinct}{self.id} AS id, {self.key} AS k FROM {self.table} WHERE {where}"
+            )
+        sql = " UNION ALL ".join(parts)
+        if self.gather:
+            # A product of nothing: the planner would else read the whole table by id for the order.
+            sql = f"SELECT id, k FROM ({sql}) gathered"
+            return f"{sql} ORDER BY k + 0 {order} LIMIT {limit}", params
+        return f"{sql} ORDER BY 2 {order}, 1 {order} LIMIT {limit}", params
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads a walk; ``rest`` is the condition that its branches do not decide, if there is any."""
+
+    walk: Walk
+    alias: str
+    rest: QuerySet[Any] | None = None
+
+    def read(
+        self,
+        place: Place | None,
+        *,
+        limit: int,
+        skip: int = 0,
+        forward: bool = True,
+        inclusive: bool = True,
+    ) -> list[Place]:
+        """Return up to ``limit`` places after the first ``skip``, in the direction of the walk."""
+        scan = skip + limit if self.rest is None else SCAN
+        inner, params = self.walk.rows(place, forward=forward, inclusive=inclusive, limit=scan)
+        where, more = self._rest()
+        # The order of the inner rows is kept: only so can the walk stop at the last one wanted.
+        sql = f"SELECT s.id, s.k FROM ({inner}) s{where} LIMIT {limit} OFFSET {skip}"
+        found = [Place(key, pk) for pk, key in self._fetch(sql, [*params, *more])]
+        return found if forward else found[::-1]
+
+    def unseen(self, place: Place | None) -> Place | None:
+        """Return the first place that `read` did not look at, going forward, or None."""
+        if self.rest is None:
+            return None
+        inner, params = self.walk.rows(place, forward=True, inclusive=True, limit=SCAN + 1)
+        sql = f"SELECT s.id, s.k FROM ({inner}) s LIMIT 1 OFFSET {SCAN}"
+        found = self._fetch(sql, params)
+        return Place(found[0][1], found[0][0]) if found else None
+
+    def count(self) -> Counted:
+        """Count the rows, as far as `COUNT_SCAN` goes."""
+        inner, params = self.walk.rows(None, forward=True, inclusive=True, limit=COUNT_SCAN + 1)
+        where, more = self._rest("CASE WHEN", "THEN 1 ELSE 0 END")
+        matched = f"COALESCE(SUM({where}), 0)" if where else "COUNT(*)"
+        sql = f"SELECT COUNT(*), {matched} FROM ({inner}) s"
+        ((looked_at, n),) = self._fetch(sql, [*more, *params])
+        return Counted(min(int(n), COUNT_SCAN), looked_at > COUNT_SCAN)
+
+    def _rest(self, before: str = " WHERE", after: str = "") -> tuple[str, list[Any]]:
+        if self.rest is None:
+            return "", []
+        one = self.rest.order_by().filter(pk=RawSQL("s.id", ())).values("pk")
+        sql, params = one.query.get_compiler(self.alias).as_sql()
+        return f"{before} EXISTS ({sql}) {after}".rstrip(), list(params)
+
+    def _fetch(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall())
