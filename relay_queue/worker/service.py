@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 
@@ -16,6 +17,9 @@ from relay_queue.worker.tick import SLICE_SECONDS
 from relay_queue.worker.waiting import Waiting
 
 logger = logging.getLogger("relay_queue.worker")
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says when a disk, or a share of it, is full."""
 
 
 def run(options: WorkerOptions, control: int) -> int:
@@ -44,10 +48,10 @@ def run(options: WorkerOptions, control: int) -> int:
 
 
 def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
-    """Register, however long the database is held or away; None if told to stop meanwhile.
+    """Register, however long the database is held, full or away; None if told to stop meanwhile.
 
     The supervisor's ready timeout bounds it. Giving up here would count as a failed start, and a
-    migration of a few seconds would use up all of them.
+    migration or a full disk of a few seconds would use up all of them.
     """
     connection = connections[conf.get().database]
     dialect = dialect_for(connection)
@@ -58,11 +62,14 @@ def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
             return register(options)
         except Error as error:
             trouble = dialect.diagnose(error)
-            if trouble not in ("busy", "lost"):
+            if trouble not in ("busy", "full", "lost"):
                 raise
             if trouble == "lost":
                 logger.warning("The database is not reached: %s", error)
                 connection.close()
+        except OSError as error:  # of the files beside the database
+            if error.errno not in NO_ROOM:
+                raise
         woken = waiting.wait(SLICE_SECONDS)
         if woken.drain or woken.quit:
             return None

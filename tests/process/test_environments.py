@@ -46,6 +46,20 @@ def test_outcomes_wait_for_room_on_a_full_disk(farm: Farm, shim: Path) -> None:
     assert len(farm.runs(job)) == 2
 
 
+def test_workers_that_start_on_a_full_disk_wait_for_room(farm: Farm, shim: Path) -> None:
+    """Failed starts would use up the supervisor's patience within seconds."""
+    farm.variables = faults(shim, farm.database, farm.file("fault"))
+    job = farm.enqueue(chores.note)
+    Path(farm.file("fault")).write_text(f"write {errno.ENOSPC}")
+    workers = farm.spawn(*farm.command(processes=2))
+    wait_until(lambda: len(farm.pids()) == 3, 30, lambda: farm.log(workers))
+    time.sleep(5)  # longer than all the starts that a supervisor tries
+    assert workers.poll() is None, farm.log(workers)
+    os.unlink(farm.file("fault"))
+    assert farm.wait_state(job, "succeeded").attempt == 1
+    assert "before it was ready" not in farm.log(workers)
+
+
 @pytest.mark.parametrize("what", ["write", "sync"])
 def test_after_an_io_error_the_process_is_replaced_and_leases_decide(
     farm: Farm, shim: Path, what: str
