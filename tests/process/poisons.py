@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 import time
 import warnings
@@ -63,6 +64,10 @@ def _start_threads() -> None:
         threading.Thread(target=time.sleep, args=(0.5,)).start()
 
 
+def _replace_handlers() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _turn_warnings_into_errors() -> None:
     warnings.simplefilter("error")
 
@@ -80,6 +85,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "closed connection": _close_connection,
     "closed in atomic": _close_in_atomic,
     "threads": _start_threads,
+    "handlers": _replace_handlers,
     "warnings": _turn_warnings_into_errors,
     "no JSON": lambda: {1},
     "odd object": Unequal,
@@ -91,6 +97,12 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @task(takes_context=True, backoff=AT_ONCE)
 def poison(context: RelayContext, effects: str, kind: str) -> Any:
+    leave(effects, context, "ran")
+    return KINDS[kind]()
+
+
+@task(takes_context=True, backoff=AT_ONCE)
+async def poison_asynchronously(context: RelayContext, effects: str, kind: str) -> Any:
     leave(effects, context, "ran")
     return KINDS[kind]()
 

@@ -57,6 +57,7 @@ STORED: dict[str, tuple[tuple[str, list[str]], str]] = {
     "closed connection": (FINE, ""),
     "closed in atomic": (FINE, ""),  # Django's own block says nothing either
     "threads": (FINE, ""),
+    "handlers": (FAILED, "signal only works in main thread"),
     "warnings": (FINE, ""),
     "no JSON": (FAILED, "set"),
     "odd object": (FAILED, "Unequal"),
@@ -64,6 +65,9 @@ STORED: dict[str, tuple[tuple[str, list[str]], str]] = {
     "too large": (FAILED, "2,000,002 bytes"),
     "surrogate result": (FAILED, "surrogate"),
 }
+ASYNCHRONOUS = ("odd", "mute", "exit", "interrupt", "memory", "surrogate", "no JSON", "too large")
+"""What coroutines do as well, in the one event loop of their process."""
+
 DELETED = "tests.process.poisons.deleted"
 
 
@@ -80,6 +84,10 @@ def test_whatever_a_function_does_its_reason_is_stored_and_no_other_job_is_distu
     for kind in STORED:
         jobs[kind] = farm.enqueue(poisons.poison, kind, max_attempts=1)
         neighbours.append(farm.enqueue(chores.note, max_attempts=1))
+    for kind in ASYNCHRONOUS:
+        poison = poisons.poison_asynchronously
+        jobs[f"{kind} in a coroutine"] = farm.enqueue(poison, kind, max_attempts=1)
+    neighbours.append(farm.enqueue(chores.wait_asynchronously, "/", max_attempts=1))
     with store.transaction() as tx:
         jobs["deleted"] = store.enqueue(tx, store.prepare(task=DELETED)).job_id
     neighbours.append(farm.enqueue(chores.write_together, "after all", "/", max_attempts=1))
@@ -88,7 +96,8 @@ def test_whatever_a_function_does_its_reason_is_stored_and_no_other_job_is_distu
     farm.make("go")
     for job in neighbours:
         assert farm.wait_state(job, "succeeded").attempt == 1, farm.story(job)
-    expected = {**STORED, "deleted": (FATAL, DELETED)}
+    expected = {f"{kind} in a coroutine": STORED[kind] for kind in ASYNCHRONOUS}
+    expected |= {**STORED, "deleted": (FATAL, DELETED)}
     found = {}
     for kind, (_, words) in expected.items():
         job = farm.job(jobs[kind])
