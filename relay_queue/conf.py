@@ -167,6 +167,12 @@ def _parse_wakeup(value: Any) -> str:
     return str(value)
 
 
+def _parse_token(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and len(value) >= 16 and value.isascii()):
+        raise _Invalid("Use a random text of at least 16 ASCII characters, or None.")
+    return None if value is None else str(value)
+
+
 def _parse_redact(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) and v for v in value):
         raise _Invalid("Use a list of names of arguments.")
@@ -199,6 +205,9 @@ class RelaySettings:
     """Alias of ``TASKS`` through which the console enqueues bulk acts; None is the first of ours."""
     acts_queue: str | None = _parsed(None, _parse_acts_queue)
     """The queue of bulk acts; None is ``default``, or the first that the alias admits."""
+
+    metrics_token: str | None = _parsed(None, _parse_token)
+    """What a scraper of ``/metrics`` must send; None admits signed-in users only."""
 
     lease_seconds: float = _seconds(60.0, 0.1, 365 * _DAY)
     """Length of a lease when the task names none. Workers renew leases before they end."""

@@ -40,7 +40,7 @@ from relay_queue.worker.context import RelayContext
 from tests.simulation.__main__ import parser as simulation_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/deploying").glob("*.md")])
 PAGES = [*DOCS, ROOT / "README.md"]
 
 DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"}
@@ -130,8 +130,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_index_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)", page("index.md")))
-    assert linked == {path.name for path in DOCS} - {"index.md"}
+    linked = set(re.findall(r"\]\(((?:deploying/)?[\w-]+\.md)", page("index.md")))
+    assert linked == {str(path.relative_to(ROOT / "docs")) for path in DOCS} - {"index.md"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

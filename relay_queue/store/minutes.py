@@ -31,6 +31,15 @@ IN_DETAIL = """
 """Read the rows of the last minutes with their histograms."""
 
 
+EVENTS = ("claimed", "succeeded", "failed", "retried", "died", "expired", "refused")
+
+EVENTS_SINCE = f"""
+    SELECT queue, {", ".join(f"SUM({event})" for event in EVENTS)}
+    FROM relay_queue_queueminute WHERE minute >= %s GROUP BY queue
+"""
+"""Add up all that was counted for each queue since a time."""
+
+
 @dataclass(slots=True)
 class Tally:
     """What was done in some time.
@@ -151,6 +160,14 @@ def recent(now: datetime, minutes: int = 60) -> Recent:
         found.wait.add(wait)
         found.run.add(run)
     return found
+
+
+def events_since(moment: datetime) -> dict[str, dict[str, int]]:
+    """Return what was counted since a whole minute, by queue and kind of event."""
+    return {
+        queue: dict(zip(EVENTS, map(int, counts), strict=True))
+        for queue, *counts in _rows(EVENTS_SINCE, moment)
+    }
 
 
 def empty_series(now: datetime, width: timedelta, length: int) -> list[Span]:

@@ -47,7 +47,16 @@ DURATIONS = {
     "RETAIN_WORKERS_SECONDS": (0, 100 * YEAR, True),
 }
 NUMBERS = WHOLE_NUMBERS | DURATIONS
-OTHERS = {"ACTS_BACKEND", "ACTS_QUEUE", "DATABASE", "QUEUES", "REDACT", "BACKOFF_JITTER", "WAKEUP"}
+OTHERS = {
+    "ACTS_BACKEND",
+    "ACTS_QUEUE",
+    "DATABASE",
+    "QUEUES",
+    "REDACT",
+    "BACKOFF_JITTER",
+    "WAKEUP",
+    "METRICS_TOKEN",
+}
 
 
 def judged(key: str, value: Any) -> list[conf.Problem]:
@@ -165,6 +174,14 @@ def test_jitter_is_none_or_full(value: Any) -> None:
     assert not judged("BACKOFF_JITTER", "full")
     (problem,) = judged("BACKOFF_JITTER", value)
     assert '"none" or "full"' in problem.hint
+
+
+@pytest.mark.parametrize("value", ["short", "ünicode" * 9, True, 5, b"0123456789abcdef"])
+def test_a_token_for_metrics_is_long_text(value: Any) -> None:
+    assert not judged("METRICS_TOKEN", "0123456789abcdef")
+    assert not judged("METRICS_TOKEN", None)
+    (problem,) = judged("METRICS_TOKEN", value)
+    assert "16 ASCII characters" in problem.hint
 
 
 @pytest.mark.parametrize("value", ["none", None, True, ["poll"]])
