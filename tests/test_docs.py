@@ -28,6 +28,7 @@ from relay_queue.bench.figures import SPECS
 from relay_queue.cli import base
 from relay_queue.db import gatefile
 from relay_queue.db.sqlite3 import base as engine
+from relay_queue.drill.promises import PROMISES
 from relay_queue.management.commands.runworker import Command as RunWorker
 from relay_queue.models import Job
 from relay_queue.store import faults
@@ -256,6 +257,23 @@ def test_examples_of_the_setting_are_usable() -> None:
     examples = examples_of_the_setting()
     assert len(examples) >= 2
     assert [conf.problems(example) for example in examples] == [[] for _ in examples]
+
+
+# --- Failures ------------------------------------------------------------------
+
+
+def test_the_failure_table_of_the_readme_is_that_of_the_drill() -> None:
+    table = rows((ROOT / "README.md").read_text(), "", "Failure")
+    assert table == [[name, row.failure, row.promise] for name, row in PROMISES.items()]
+
+
+def test_each_failure_is_documented_under_what_the_drill_promises() -> None:
+    text = page("failures.md")
+    titles = re.findall(r"^### (F\d+ .+)$", text, re.MULTILINE)
+    assert titles == [f"{name} {row.failure}" for name, row in PROMISES.items()]
+    for title, row in zip(titles, PROMISES.values(), strict=True):
+        told = " ".join(section(text, title).split())
+        assert told.startswith(f"{row.promise}."), title
 
 
 # --- Commands ------------------------------------------------------------------

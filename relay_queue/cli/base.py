@@ -28,6 +28,7 @@ __all__ = ["VERBS", "Output", "Verb", "add_json", "explain", "load", "parse", "r
 
 VERBS: Final = {
     "demo": "run a few jobs on a scratch database and show what happened",
+    "drill": "execute the failure table on scratch databases",
     "status": "show queues, workers and dead letters",
     "inspect": "show what is in the log, the tables and the ledger",
     "verify": "check everything that is stored; exit with 1 on any fault",

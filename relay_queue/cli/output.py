@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
 
 from django.core.serializers.json import DjangoJSONEncoder
 
@@ -29,6 +31,15 @@ _RICH_STYLES: Final[Mapping[str, str]] = {
 }
 # Between the columns of a plain table.
 _GAP: Final = "  "
+_PLAIN_WIDTH: Final = 80
+_MOST_TALL_WIDTH: Final = 120
+
+
+class Styled(NamedTuple):
+    """A value of a table that means something good or bad, where colours can be shown."""
+
+    value: object
+    style: Style
 
 
 class Output:
@@ -58,19 +69,31 @@ class Output:
             self._console.print(_rich_text(printable(text), style), soft_wrap=True)
 
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        title: str = "",
+        *,
+        tall: Sequence[int] = (),
     ) -> None:
-        """Write a table. None is shown as ``-``; columns that hold only numbers go right."""
+        """Write a table. None is shown as ``-``; columns that hold only numbers go right.
+
+        Tall rows hold sentences, and lists of them, one a line; they are set apart. ``tall`` is
+        the share of each column in the width, 0 for one that is as wide as its values. In plain
+        text each tall row is a block under the value of its first column.
+        """
         if self.as_json:
             return
         values = [list(row) for row in rows]
         numeric = [_all_numbers(row[index] for row in values) for index in range(len(columns))]
-        texts = [[cell(value) for value in row] for row in values]
-        if self._console is None:
-            for text in _plain_table(columns, texts, numeric, title):
-                self._stream.write(text + "\n")
-        else:
-            self._console.print(_rich_table(columns, texts, numeric, title))
+        if self._console is not None:
+            width = min(self._console.width, _MOST_TALL_WIDTH) if tall else None
+            table = _rich_table(columns, values, numeric, title, tall=tall)
+            self._console.print(table, width=width)
+            return
+        plain = _blocks(columns, values) if tall else _plain_table(columns, values, numeric, title)
+        for text in plain:
+            self._stream.write(text + "\n")
 
     def facts(self, pairs: Mapping[str, object], title: str = "") -> None:
         """Write names and values, one pair a line."""
@@ -123,6 +146,8 @@ class Output:
 
 def cell(value: object) -> str:
     """Return the text that a table shows for a value: one line, nothing a terminal would obey."""
+    if isinstance(value, Styled):
+        return cell(value.value)
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -152,8 +177,9 @@ def _all_numbers(values: Iterable[object]) -> bool:
 
 
 def _plain_table(
-    columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str
+    columns: Sequence[str], values: list[list[object]], numeric: list[bool], title: str
 ) -> Iterator[str]:
+    rows = [[cell(value) for value in row] for row in values]
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     if title:
         yield printable(title)
@@ -163,6 +189,27 @@ def _plain_table(
             for text, width, right in zip(row, widths, numeric, strict=True)
         ]
         yield _GAP.join(cells).rstrip()
+
+
+def _blocks(columns: Sequence[str], values: list[list[object]]) -> Iterator[str]:
+    """Yield each row as a heading and named, wrapped lines, with an empty line between rows."""
+    width = max(map(len, columns[1:]))
+    for number, (heading, *others) in enumerate(values):
+        if number:
+            yield ""
+        yield cell(heading)
+        for name, value in zip(columns[1:], others, strict=True):
+            begin = f"{_GAP}{name:<{width}}{_GAP}"
+            for line in _lines(value):
+                rest = " " * len(begin) + _GAP
+                yield from textwrap.wrap(
+                    cell(line), _PLAIN_WIDTH, initial_indent=begin, subsequent_indent=rest
+                )
+                begin = " " * len(begin)
+
+
+def _lines(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def _console(stream: TextIO, color: bool) -> Console | None:
@@ -182,13 +229,29 @@ def _rich_text(text: str, style: Style | None) -> Any:
 
 
 def _rich_table(
-    columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str
+    columns: Sequence[str],
+    values: list[list[object]],
+    numeric: list[bool],
+    title: str,
+    *,
+    tall: Sequence[int],
 ) -> Any:
     from rich.table import Table
 
-    table = Table(title=_rich_text(title, "title") if title else None, title_justify="left")
-    for name, right in zip(columns, numeric, strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_rich_text(text, None) for text in row))
+    heading = _rich_text(title, "title") if title else None
+    table = Table(title=heading, title_justify="left", show_lines=bool(tall), expand=bool(tall))
+    for name, right, share in zip_longest(columns, numeric, tall):
+        justify: Literal["right", "left"] = "right" if right else "left"
+        table.add_column(name, justify=justify, overflow="fold", ratio=share or None)
+    for row in values:
+        table.add_row(*map(_rich_cell, row))
     return table
+
+
+def _rich_cell(value: object) -> Any:
+    mark = "- " if isinstance(value, list) else ""
+    lines = [
+        _rich_text(mark + cell(line), line.style if isinstance(line, Styled) else None)
+        for line in _lines(value)
+    ]
+    return _rich_text("\n", None).join(lines)

@@ -7,65 +7,15 @@ of ``manage.py``. What is put in place before the fork is in place in every work
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import django
 
-kept = ExitStack()
-"""What stays in place to the end of the process."""
-
-
-def jump_clock(path: str) -> None:
-    """Read the wall clock as it is plus the seconds that stand in a file."""
-    from relay_queue import clock
-
-    offset = Path(path)
-
-    def jumped() -> datetime:
-        seconds = 0.0
-        with suppress(FileNotFoundError, ValueError):
-            seconds = float(offset.read_text())
-        return datetime.now(UTC) + timedelta(seconds=seconds)
-
-    kept.enter_context(clock.use(jumped))
-
-
-def die_after_claim(path: str) -> None:
-    """Die in the tick's transaction, after its claim and before its commit, while a file exists."""
-    from relay_queue.worker import tick
-
-    claim = tick._claim
-
-    def fatal(tx: Any, plan: Any, done: Any) -> None:
-        claim(tx, plan, done)
-        if done.claims and os.path.exists(path):
-            os.unlink(path)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    tick._claim = fatal
-
-
-def die_after_settle(path: str) -> None:
-    """Die in the tick's transaction, after outcomes were settled and before the commit."""
-    from relay_queue.worker import tick
-
-    renew = tick._renew
-
-    def fatal(tx: Any, plan: Any, done: Any) -> None:
-        if done.settlements and os.path.exists(path):
-            os.unlink(path)
-            os.kill(os.getpid(), signal.SIGKILL)
-        renew(tx, plan, done)
-
-    tick._renew = fatal
+from relay_queue.drill.faults import die_after_claim, die_after_settle, jump_clock
 
 
 def break_commit(path: str) -> None:

@@ -1,0 +1,222 @@
+"""``relay drill`` as a process: every row is kept, can differ, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay_queue.drill.promises import PROMISES
+from tests.conftest import ROOT, processes_with, wait_until
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "manage.py", "relay", "drill"]
+SECONDS = 110
+
+# Python imports it at the start of every process of the drill; it acts once Django is set up.
+SABOTAGE = """
+import django
+honest_setup = django.setup
+def setup(*arguments, **options):
+    honest_setup(*arguments, **options)
+    sabotage()
+django.setup = setup
+"""
+
+PLANTED = """
+def sabotage():
+    from relay_queue.drill import ground
+    from relay_queue.store import claim, recover, settle
+    ground.PATIENCE_SECONDS = 8.0
+    # Whoever knows the token of a lease may end it, at any time: no fence at all.
+    guard = "AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s"
+    assert guard in settle.END_LEASES
+    settle.END_LEASES = settle.END_LEASES.replace(guard, "AND %s IS NOT NULL")
+    # Every checksum fits.
+    claim._condemn_altered = lambda tx, rows: rows
+"""
+
+FALSIFIED = """
+def sabotage():
+    from relay_queue.drill import damage
+    from relay_queue.drill.ground import Ground
+    outcomes, verify = Ground.outcomes, damage._verify
+    Ground.outcomes = lambda self, job_id: [*outcomes(self, job_id), "sabotaged"]
+    damage._verify = lambda *arguments: [*verify(*arguments), "sabotaged"]
+"""
+
+
+class Drill:
+    """A drill in a temporary directory of its own, started in a project with a database."""
+
+    def __init__(self, directory: Path, database: Path) -> None:
+        self.directory = directory
+        self.temporary = directory / "with space"
+        self.temporary.mkdir()
+        self.log = directory / "drill.log"
+        self.environment = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "RELAY_TEST_DB": str(database),
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+        }
+
+    def start(self, *arguments: str, sabotage: str = "") -> subprocess.Popen[bytes]:
+        environment = dict(self.environment)
+        if sabotage:
+            (self.directory / "sitecustomize.py").write_text(SABOTAGE + sabotage)
+            environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{self.directory}"
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [*COMMAND, *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def rows(self) -> dict[str, Any]:
+        """Return what the drill printed with ``--json``, by row."""
+        return {row["row"]: row for row in json.loads(self.output())["rows"]}
+
+    def pids(self) -> dict[int, str]:
+        """Return the processes of the drill, whoever their parent is by now."""
+        return processes_with(f"TMPDIR={self.temporary}")
+
+    def wait_for_workers(self) -> None:
+        wait_until(lambda: "runworker" in str(self.pids()), 60, self.output)
+
+    def assert_nothing_left(self) -> None:
+        wait_until(lambda: not self.pids(), message=lambda: str(self.pids()))
+        assert list(self.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def drill(tmp_path: Path, database_file: Path) -> Iterator[Drill]:
+    before = hashlib.sha256(database_file.read_bytes()).digest()
+    drill = Drill(tmp_path, database_file)
+    yield drill
+    for pid in drill.pids():
+        os.kill(pid, signal.SIGKILL)
+    assert hashlib.sha256(database_file.read_bytes()).digest() == before
+    assert [p.name for p in tmp_path.glob("relay.sqlite3*")] == [database_file.name], "not opened"
+
+
+def test_every_row_is_kept_and_the_projects_database_not_opened(drill: Drill) -> None:
+    assert drill.start("--json").wait(SECONDS) == 0, drill.output()
+    rows = drill.rows()
+    assert list(rows) == list(PROMISES)
+    for name, row in rows.items():
+        assert (row["failure"], row["promise"]) == (PROMISES[name].failure, PROMISES[name].promise)
+        assert row["verdict"] == "kept"
+        assert len(row["observed"]) >= 3
+        assert all(seen["found"] for seen in row["observed"])
+    drill.assert_nothing_left()
+
+
+def test_rows_differ_when_relay_does_not_keep_its_promises(drill: Drill) -> None:
+    """An ack needs no open lease, and no checksum is looked at: F4 and F12 see it, F1 need not."""
+    rows = ["--row", "F1", "--row", "f4", "--row", "F12"]
+    assert drill.start("--json", *rows, sabotage=PLANTED).wait(SECONDS) == 1, drill.output()
+    verdicts = {name: row["verdict"] for name, row in drill.rows().items()}
+    assert verdicts == {"F1": "kept", "F4": "differs", "F12": "differs"}
+    drill.assert_nothing_left()
+
+
+def test_a_row_that_sees_something_else_shows_what_was_promised(drill: Drill) -> None:
+    rows = ["--row", "F10", "--row", "F2"]
+    assert drill.start(*rows, sabotage=FALSIFIED).wait(SECONDS) == 1, drill.output()
+    said = drill.output()
+    assert "attempts: cancelled, sabotaged (promised: cancelled)" in said
+    assert "0 of 2 kept, 2 differ" in said
+    assert "the end of its workers' logs" in said
+    drill.assert_nothing_left()
+
+
+@pytest.mark.torture
+def test_every_row_can_differ(drill: Drill) -> None:
+    assert drill.start("--json", sabotage=FALSIFIED).wait(SECONDS) == 1, drill.output()
+    assert {name: row["verdict"] for name, row in drill.rows().items()} == dict.fromkeys(
+        PROMISES, "differs"
+    )
+    drill.assert_nothing_left()
+
+
+def test_a_row_whose_process_fails_differs(drill: Drill) -> None:
+    broken = "def sabotage():\n    import relay_queue.drill.rows as r\n    r.ROWS.clear()\n"
+    assert drill.start("--json", "--row", "F1", sabotage=broken).wait(SECONDS) == 1
+    answer = drill.output()
+    report = json.loads(answer[answer.index('{\n  "rows"') :])
+    assert report["rows"][0]["fault"] == "the process that executes the row ended with exit code 1"
+    drill.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_an_interrupted_drill_leaves_nothing(drill: Drill, number: int, code: int) -> None:
+    process = drill.start("--row", "F4", "--row", "F9")
+    drill.wait_for_workers()
+    # As a terminal does; and somebody is impatient.
+    os.killpg(process.pid, number)
+    os.killpg(process.pid, number)
+    assert process.wait(60) == code, drill.output()
+    assert "Traceback" not in drill.output()
+    drill.assert_nothing_left()
+
+
+def test_workers_stop_by_themselves_when_the_drill_is_killed(drill: Drill) -> None:
+    process = drill.start("--row", "F4")
+    drill.wait_for_workers()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not drill.pids(), message=lambda: str(drill.pids()))
+
+
+def test_an_unknown_row_is_refused_with_the_known_ones(drill: Drill) -> None:
+    assert drill.start("--row", "F16").wait(60) == 2
+    assert "'F16' is not a row of the failure table. The rows are F1, F2," in drill.output()
+
+
+def test_on_a_terminal_the_table_keeps_to_its_width(drill: Drill) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "--row", "F1"],
+        cwd=ROOT,
+        env=drill.environment | {"TERM": "xterm-256color", "COLUMNS": "80"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            said += chunk
+    except OSError:
+        # Linux says so when the other end is closed.
+        pass
+    finally:
+        os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode())
+    assert process.wait(SECONDS) == 0, text
+    assert "attempts: lost, acked" in text
+    assert max(len(line) for line in re.split(r"[\r\n]+", text)) <= 80
+    drill.assert_nothing_left()
