@@ -26,18 +26,20 @@ SECONDS = 110
 
 # Python imports it at the start of every process of the drill; it acts once Django is set up.
 SABOTAGE = """
-import django
+import os, django
 honest_setup = django.setup
 def setup(*arguments, **options):
     honest_setup(*arguments, **options)
-    sabotage()
+    if "RELAY_DRILL_DIR" in os.environ:
+        sabotage()
 django.setup = setup
 """
 
 PLANTED = """
 def sabotage():
+    from importlib import import_module
     from relay_queue.drill import ground
-    from relay_queue.store import claim, recover, settle
+    claim, settle = (import_module(f"relay_queue.store.{name}") for name in ("claim", "settle"))
     ground.PATIENCE_SECONDS = 8.0
     # Whoever knows the token of a lease may end it, at any time: no fence at all.
     guard = "AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s"
