@@ -15,6 +15,7 @@ from relay_queue.drill.observation import Observation, equal
 from relay_queue.models import Worker
 from relay_queue.states import State
 from relay_queue.store import report
+from relay_queue.verdict import Verdict
 
 NEVER = "never made"
 
@@ -43,7 +44,8 @@ def after_the_effect(ground: Ground) -> Iterator[Observation]:
     yield equal("attempts", ground.outcomes(job), ["lost", "acked"])
     yield equal("effects", len(epochs), 2)
     yield equal("under leases of their own", "yes" if epochs == leases else "no", "yes")
-    yield equal("the ledger says", report.story(job).verdict, report.UNKNOWN)
+    story = report.story(job)
+    yield equal("the ledger says", str(story.verdict.label), str(Verdict.INTERRUPTED.label))
 
 
 def inside_a_transaction(ground: Ground) -> Iterator[Observation]:

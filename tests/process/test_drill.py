@@ -40,7 +40,7 @@ def sabotage():
     from importlib import import_module
     from relay_queue.drill import ground
     claim, settle = (import_module(f"relay_queue.store.{name}") for name in ("claim", "settle"))
-    ground.PATIENCE_SECONDS = 8.0
+    ground.PATIENCE_SECONDS = 6.0
     # Whoever knows the token of a lease may end it, at any time: no fence at all.
     guard = "AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s"
     assert guard in settle.END_LEASES
