@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from relay_queue import store
 from relay_queue.bench import scratch
@@ -36,7 +35,8 @@ def measure(run: Run) -> Iterator[Figure]:
     run.say("claiming from both in turns")
     for number in range(ROUNDS + 1):
         for database in seconds:
-            taken = _turn(database, jobs)
+            scratch.switch(database)
+            taken = turn(jobs)
             seconds[database] += taken if number else 0.0  # the first round fills the caches
     yield judge(
         "claim_1m",
@@ -51,8 +51,8 @@ def measure(run: Run) -> Iterator[Figure]:
     )
 
 
-def _turn(database: Path, jobs: int) -> float:
-    scratch.switch(database)
+def turn(jobs: int) -> float:
+    """Return the seconds of so many claims and acks in the database that is in use."""
     scratch.count(State.READY)  # opens the connection
     return timed(lambda: _claim_and_ack(jobs))
 

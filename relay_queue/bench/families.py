@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from relay_queue.bench.figures import SPECS, Figure
 from relay_queue.scratch import dependent
+
+SERVER_VARIABLE: Final = "RELAY_BENCH_SERVER"
+"""Names the entry of ``DATABASES`` whose server is measured, as JSON, to the processes."""
 
 
 def by_family(names: Sequence[str]) -> dict[str, list[str]]:
@@ -21,7 +24,13 @@ def by_family(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def measure(
-    family: str, names: Sequence[str], folder: Path, *, quick: bool, say: Callable[[str], None]
+    family: str,
+    names: Sequence[str],
+    folder: Path,
+    *,
+    quick: bool,
+    say: Callable[[str], None],
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the figures of one family as they come, as plain values; ``folder`` must be new.
 
@@ -30,7 +39,7 @@ def measure(
     folder.mkdir()
     missing, reason = list(names), ""
     arguments = [family, str(folder), *names, *(["--quick"] if quick else [])]
-    with dependent.started("relay_queue.bench", arguments, folder, {}) as process:
+    with dependent.started("relay_queue.bench", arguments, folder, variables or {}) as process:
         assert process.stdout is not None
         for line in process.stdout:
             for kind, value in json.loads(line).items():

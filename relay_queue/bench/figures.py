@@ -73,8 +73,26 @@ SPECS: Final[Mapping[str, Spec]] = {
     "console_fragment_p95": Spec(
         "console", "ms", Bar("value", "<=", 50), "what a dashboard fetches every few seconds"
     ),
+    "pg_lease_ack_4x16": Spec(
+        "postgresql", "jobs/s", Bar("value", ">=", 10_000), "claim and ack, 4 workers of 16 slots"
+    ),
+    "pg_over_one_by_one": Spec(
+        "postgresql", "jobs/s", Bar("ratio", ">=", 3), "the same by loops of one job a transaction"
+    ),
+    "pg_claim_1m": Spec(
+        "postgresql", "jobs/s", Bar("ratio", ">=", 0.8), "claim and ack in a huge table by a small"
+    ),
+    "pg_pickup_p50": Spec(
+        "postgresql", "ms", Bar("value", "<=", 3), "enqueue returned to job entered"
+    ),
 }
 """The figures by name, in the order in which they are shown."""
+
+
+def names_for(engine: Literal["sqlite", "postgresql"]) -> list[str]:
+    """Return the figures that are measured on an engine."""
+    on_server = engine == "postgresql"
+    return [name for name, spec in SPECS.items() if (spec.family == "postgresql") is on_server]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def measure(run: Run) -> Iterator[Figure]:
     with scratch.Fleet(1, CONCURRENCY) as fleet:
         samples = run.size(500, 300)
         run.say(f"enqueueing {samples:,} jobs, one at a time, for an idle worker")
-        picked_up = _pick_ups(fleet, samples, run.size(0.03, 0.01))
+        picked_up = pick_ups(fleet, samples, run.size(0.03, 0.01))
     with Bare.like(run.folder / "bare.sqlite3", database) as bare:
         claims = [seconds * 1000 for seconds in bare.claim_seconds(run.size(500, 100))]
     for name, percent in (("pickup_p50", 50), ("pickup_p99", 99)):
@@ -45,7 +45,7 @@ def measure(run: Run) -> Iterator[Figure]:
             )
 
 
-def _pick_ups(fleet: scratch.Fleet, samples: int, gap_seconds: float) -> list[float]:
+def pick_ups(fleet: scratch.Fleet, samples: int, gap_seconds: float) -> list[float]:
     """Return the milliseconds from enqueue to entry of each sample."""
     returned: dict[int, int] = {}
     for _ in range(WARM_UP + samples):

@@ -44,7 +44,7 @@ def _speed_and_shares(run: Run) -> Iterator[Figure]:
     database = run.folder / "load.sqlite3"
     scratch.use(database)
     jobs = run.size(200_000, 20_000)
-    cpu = _run_all(run, jobs)
+    cpu = run_all(run, jobs)
     times = scratch.acked_since(0)
     if len(times) != jobs:
         raise BenchError(f"{jobs:,} jobs were enqueued and {len(times):,} leases were acked")
@@ -76,7 +76,7 @@ def _speed_and_shares(run: Run) -> Iterator[Figure]:
         )
 
 
-def _run_all(run: Run, jobs: int) -> float:
+def run_all(run: Run, jobs: int) -> float:
     """Run no-op jobs in all workers; return the processor seconds that the workers used."""
     with scratch.Fleet(PROCESSES, CONCURRENCY) as fleet:
         with scratch.paused():

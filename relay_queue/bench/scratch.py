@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from uuid import uuid4
 
 from django.core.management import call_command
 from django.db import connection
@@ -127,7 +128,7 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         numbers = ["--processes", str(self.processes), "--concurrency", str(self.concurrency)]
-        self._log = Path(connection.settings_dict["NAME"]).with_suffix(".log").open("ab")
+        self._log = Path(f"workers-{uuid4().hex[:8]}.log").absolute().open("ab")
         self._process = subprocess.Popen(
             [*django_command("runworker"), *numbers, "--shutdown-timeout", "5"],
             stdin=subprocess.DEVNULL,

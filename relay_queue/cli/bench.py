@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from django.core.management.base import CommandError
+from django.db import connections
+
+from relay_queue import conf
 from relay_queue.bench import families, machine
-from relay_queue.bench.figures import SPECS
+from relay_queue.bench.families import SERVER_VARIABLE as VARIABLE
+from relay_queue.bench.figures import SPECS, names_for
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style
 from relay_queue.scratch import dependent
+from relay_queue.store.dialects import dialect_for
 
 HELP = (
     "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
@@ -36,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Measure these figures only: {', '.join(SPECS)}.",
     )
     parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        help="The alias of DATABASES to measure. Without it, the queue's: on PostgreSQL, scratch "
+        "databases are made on its server, and the figures are those that begin with pg_.",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="Small sizes: under a minute, and less exact."
     )
 
@@ -51,7 +64,9 @@ def figure_name(text: str) -> str:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Measure, show, and return 1 if any figure is not ok."""
-    names = options.only or list(SPECS)
+    alias = options.database or conf.get().database
+    variables = _server(alias)
+    names = options.only or names_for("postgresql" if variables else "sqlite")
     with (
         dependent.leaving_when_told(signal.SIGINT, signal.SIGTERM),
         tempfile.TemporaryDirectory(prefix="relay-bench-", ignore_cleanup_errors=True) as name,
@@ -59,7 +74,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         folder = Path(name)
         facts = machine.facts(folder)
         _warn(facts, folder, out)
-        figures = _measure(names, folder, options.quick, out)
+        figures = _measure(names, folder, options.quick, out, variables)
     out.data({"figures": figures, "machine": facts})
     out.line()
     out.table(
@@ -69,6 +84,19 @@ def run(options: argparse.Namespace, out: Output) -> int:
     _show_details(figures, out)
     out.facts(facts, "machine")
     return 0 if all(figure["ok"] for figure in figures) else 1
+
+
+def _server(alias: str) -> Mapping[str, str]:
+    """Return what tells the processes that measure which server to use; nothing for SQLite."""
+    if alias not in connections:
+        raise CommandError(f"{alias!r} is not in DATABASES; it has {', '.join(connections)}.")
+    connection = connections[alias]
+    if not dialect_for(connection).has_sessions:
+        return {}
+    given = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
+    return {
+        VARIABLE: json.dumps({key: connection.settings_dict[key] for key in given}, default=str)
+    }
 
 
 def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:
@@ -87,14 +115,22 @@ def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:
 
 
 def _measure(
-    names: Sequence[str], folder: Path, quick: bool, out: Output
+    names: Sequence[str],
+    folder: Path,
+    quick: bool,
+    out: Output,
+    variables: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
     """Return the figures in the order of the table, showing what goes on."""
     found: dict[str, Mapping[str, Any]] = {}
     for family, wanted in families.by_family(names).items():
         out.line(f"{family}: {', '.join(wanted)}", "title")
         say = _teller(out)
-        for figure in families.measure(family, wanted, folder / family, quick=quick, say=say):
+        place = folder / family
+        chosen = variables if family == "postgresql" else {}
+        for figure in families.measure(
+            family, wanted, place, quick=quick, say=say, variables=chosen
+        ):
             found[figure["name"]] = figure
             _tell(figure, out)
     return [found[name] for name in SPECS if name in found]

@@ -72,7 +72,7 @@ RENEW = """
     UPDATE relay_queue_lease SET renewed_at = %s, expires_at = owner.until
     FROM owner
     WHERE relay_queue_lease.id = owner.lease_id AND relay_queue_lease.token = owner.token
-      AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s
+      AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
     RETURNING relay_queue_lease.id
 """
 """Extend leases that their owners still hold."""
@@ -141,10 +141,11 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
     """Return in the order given the queues that have ready jobs and room, with that room."""
     if not queues:
         return []
-    if tx.dialect.lock_rows:
-        # A statement of its own: the counters must be read after the wait for the lock.
-        tx.ids(HOLD_LIMITED.format(lock=tx.dialect.lock_rows), queues)
     rows = tx.ids(CLAIMABLE, queues)
+    if tx.dialect.lock_rows and any(left is not None for _, left in rows):
+        # In two statements: the counters must be read after the wait for the lock.
+        tx.ids(HOLD_LIMITED.format(lock=tx.dialect.lock_rows), queues)
+        rows = tx.ids(CLAIMABLE, queues)
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {
         name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))

@@ -26,10 +26,11 @@ END_LEASES = """
     SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
     FROM told
     WHERE relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
-      AND relay_queue_lease.ended_at IS NULL AND relay_queue_lease.expires_at > %s
+      AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
     RETURNING relay_queue_lease.id, relay_queue_lease.job_id
 """
-"""End the leases whose owners still hold them."""
+"""End the leases whose owners still hold them. An open lease has no outcome: asked for its end, a
+planner may walk the index of all open leases instead of looking up these."""
 
 SUCCEED = """
     WITH done (job_id, result) AS ({rows})

@@ -3,6 +3,8 @@
 No test here asserts a speed: on a busy machine every bar may be missed.
 """
 
+import json
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +16,9 @@ import pytest
 from django.core.management.base import CommandError
 
 from relay_queue.bench import families, load, machine
-from relay_queue.bench.figures import SPECS, Bar, judge
+from relay_queue.bench.figures import Bar, judge, names_for
 from relay_queue.bench.measuring import BenchError, percentile, wait_for
+from tests import postgresql
 from tests.conftest import Project, processes_with, wait_until
 
 Relay = Callable[..., Any]
@@ -71,8 +74,49 @@ def test_real_run_reports_each_figure_beside_its_baseline(relay: Relay, folder: 
 @pytest.mark.timeout(600)
 def test_quick_run_measures_every_figure(relay: Relay, folder: Path) -> None:
     figures = relay("bench", "--quick", "--json").data["figures"]
-    assert [figure["name"] for figure in figures] == list(SPECS)
+    assert [figure["name"] for figure in figures] == names_for("sqlite")
     assert [figure for figure in figures if figure["value"] is None] == []
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+def test_quick_run_on_postgresql_measures_every_figure_of_it(tmp_path: Path) -> None:
+    folder = postgresql.make_folder()
+    server = postgresql.Server(folder, durable=True)
+    server.start()
+    try:
+        address = server.create("project", "template0")
+        project = Project(address, tmp_path)
+        done = project.manage("relay", "bench", "--quick", "--json", check=False, timeout=500)
+        figures = json.loads(done.stdout)["figures"]
+        with server.connect() as connection:
+            left = connection.execute("SELECT datname FROM pg_database").fetchall()
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+    assert [figure["name"] for figure in figures] == names_for("postgresql")
+    assert [figure for figure in figures if figure["value"] is None] == []
+    assert not [name for (name,) in left if name.startswith("relay_bench_")]
+
+
+@pytest.mark.slow
+def test_server_that_does_not_keep_its_commits_is_not_measured(postgresql_project: Project) -> None:
+    arguments = ("--quick", "--json", "--only", "pg_pickup_p50")
+    done = postgresql_project.manage("relay", "bench", *arguments, check=False)
+    (figure,) = json.loads(done.stdout)["figures"]
+    assert done.returncode == 1
+    assert (figure["value"], figure["ok"]) == (None, False)
+    assert "the server has fsync=off" in figure["fault"]
+
+
+def test_figure_of_a_server_is_not_measured_without_one(relay: Relay, folder: Path) -> None:
+    (figure,) = relay("bench", "--quick", "--json", "--only", "pg_claim_1m").data["figures"]
+    assert "name its alias with --database" in figure["fault"]
+
+
+def test_unknown_alias_is_refused(relay: Relay) -> None:
+    with pytest.raises(CommandError, match="'elsewhere' is not in DATABASES"):
+        relay("bench", "--database", "elsewhere")
 
 
 def test_interrupted_run_stops_its_processes(folder: Path) -> None:

@@ -73,6 +73,7 @@ def test_number_of_reads_does_not_grow_with_the_data(wall: actions.Wall) -> None
     assert len(after) == len(before) <= 11
 
 
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_no_read_walks_through_jobs_or_leases(wall: actions.Wall, analyzed: bool) -> None:
     for n in range(60):
@@ -98,6 +99,7 @@ def test_no_read_walks_through_jobs_or_leases(wall: actions.Wall, analyzed: bool
         assert any(f"relay_lease_{index}" in step for step in steps), steps
 
 
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 def test_reading_takes_no_write_lock(wall: actions.Wall) -> None:
     with statements() as noted:
         overview.read()

@@ -87,9 +87,7 @@ class PostgreSQLDialect(Dialect):
         of one by ``DISABLE_SERVER_SIDE_CURSORS``.
         """
         connection.ensure_connection()
-        cursor = _Cursor(connection.connection)
-        cursor.prepared = not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-        return cursor
+        return _cursor(connection)
 
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
         """Return a table of arrays: one statement for any number of rows."""
@@ -159,15 +157,31 @@ _ADAPTERS.register_dumper(int, _BigIntDumper)
 class _Cursor(psycopg.Cursor[Any]):
     """The driver's own cursor, with values bound by the server."""
 
-    prepared = True
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], *, prepared: bool) -> None:
         super().__init__(connection)
         self._adapters = _ADAPTERS
+        self._prepares = prepared
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         """Run a statement, prepared unless a pooler stands in between."""
-        return super().execute(query, params, prepare=self.prepared)
+        with self._preparing():
+            return super().execute(query, params)
+
+    def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
+        """Run a statement for each row of values, prepared likewise."""
+        with self._preparing():
+            super().executemany(query, params_seq, **options)
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        # Django turns this off for the connection, and its own cursors keep to that.
+        connection = self.connection
+        before = connection.prepare_threshold
+        connection.prepare_threshold = 0 if self._prepares else None
+        try:
+            yield
+        finally:
+            connection.prepare_threshold = before
 
 
 # What a lost connection, a server that is shutting down and one that starts have in common: the
@@ -195,6 +209,11 @@ _LOST: Final = frozenset({"08", "57", "58", "XX"})
 @lru_cache(maxsize=64)
 def _unnest(casts: tuple[str, ...]) -> str:
     return f"SELECT * FROM unnest({', '.join(f'%s::{cast}[]' for cast in casts)})"
+
+
+def _cursor(connection: BaseDatabaseWrapper) -> _Cursor:
+    pooled = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    return _Cursor(connection.connection, prepared=not pooled)
 
 
 def _only_id(cursor: Any) -> int | None:
@@ -256,11 +275,8 @@ def _begin(
 
 
 def _open(connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool) -> None:
-    with connection.wrap_database_errors:
-        cursor = _Cursor(connection.connection)
-        cursor.prepared = not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-        with cursor:
-            cursor.execute(OPEN_AS_WORKER if first else OPEN, [_timeout(wait_seconds)])
-            row = cursor.fetchone()
+    with connection.wrap_database_errors, _cursor(connection) as cursor:
+        cursor.execute(OPEN_AS_WORKER if first else OPEN, [_timeout(wait_seconds)])
+        row = cursor.fetchone()
     assert row is not None, "a statement without FROM has one row"
     connection.__dict__["relay_opened_at"] = row[0]
