@@ -40,7 +40,8 @@ def only_enqueued(seen: Evidence) -> Iterator[Violation]:
 
 def keys_hold(seen: Evidence) -> Iterator[Violation]:
     """At no time do two jobs of a queue hold one idempotency key."""
-    held = Counter((j.queue, j.key) for j in seen.ledger.jobs.values() if j.key is not None)
+    held: Counter[tuple[str, str | None]] = Counter()
+    held.update((j.queue, j.key) for j in seen.ledger.jobs.values() if j.key is not None)
     for job in seen.ledger.jobs.values():
         if held[job.queue, job.key] > 1:
             yield Violation("key", f"several jobs hold the key {job.key}", job.id, job.label)

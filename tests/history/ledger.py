@@ -129,8 +129,20 @@ def read(connection: Any) -> Ledger:
 
 
 def _lease(row: tuple[Any, ...]) -> Lease:
-    lease_id, job_id, attempt, token, worker, acquired, expires, ended, outcome, at, verb = row
-    times: list[Any] = [moment(acquired), moment(expires), moment(ended)]
+    lease_id, job_id, attempt, token, worker_id, *times, outcome, refused_at, refused_verb = row
+    acquired_at, expires_at, ended_at = (moment(value) for value in times)
+    assert acquired_at is not None
+    assert expires_at is not None
     return Lease(
-        lease_id, job_id, attempt, digest(token), worker, *times, outcome, moment(at), verb
+        lease_id,
+        job_id,
+        attempt,
+        digest(token),
+        worker_id,
+        acquired_at,
+        expires_at,
+        ended_at,
+        outcome,
+        moment(refused_at),
+        refused_verb,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 TABLE = "history_change"
@@ -103,7 +102,7 @@ def remove(connection: Any) -> None:
 
 
 @contextmanager
-def watching(database: Path) -> Iterator[None]:
+def watching(database: str) -> Iterator[None]:
     """Take notes in a database that other processes use, for the length of the block."""
     for verb in (remove, install):
         with closing(sqlite3.connect(database, timeout=30)) as connection, connection:

@@ -7,6 +7,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -45,8 +46,14 @@ TORTURE_SEED = os.environ.get("RELAY_TORTURE_SEED")
 @pytest.fixture
 def journal(farm: Farm, tmp_path: Path) -> Iterator[Journal]:
     """Return the file that everybody writes to; the database takes notes of its own meanwhile."""
-    with witness.watching(farm.database):
+    with witness.watching(str(farm.database)):
         yield Journal(str(tmp_path / "history.jsonl"))
+
+
+def wake(pid: int) -> None:
+    """Let a stopped process go on, if it was not killed meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 class Havoc:
@@ -58,7 +65,7 @@ class Havoc:
         self.dice = dice
         self.kills = 0
         self.late = 0
-        self.stopped: dict[int, float] = {}
+        self.alarm: threading.Timer | None = None
         self.supervisor = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -67,7 +74,6 @@ class Havoc:
 
     def strike(self) -> None:
         """Do one thing of many."""
-        self.wake()
         what = self.dice.random()
         if what < 0.45:
             self.kill()
@@ -92,20 +98,15 @@ class Havoc:
 
     def stop(self) -> None:
         """Keep a worker from running for longer than its leases last."""
-        pids = [p for p in self.farm.workers() if is_alive(p) and p not in self.stopped]
-        if pids and not self.stopped:
+        pids = [pid for pid in self.farm.workers() if is_alive(pid)]
+        if pids and not (self.alarm and self.alarm.is_alive()):
             pid = self.dice.choice(pids)
-            os.kill(pid, signal.SIGSTOP)
+            # By a thread: if the worker was stopped as it held the writer, this one waits for it.
+            self.alarm = threading.Timer(STOPPED_SECONDS, wake, [pid])
+            self.alarm.start()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
             self.journal.note("fault", "stopped", stopped=pid)
-            self.stopped[pid] = time.monotonic() + STOPPED_SECONDS
-
-    def wake(self, *, all_of_them: bool = False) -> None:
-        """Let those go on that were stopped for long enough."""
-        for pid, until in list(self.stopped.items()):
-            if all_of_them or time.monotonic() > until:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-                del self.stopped[pid]
 
     def replace(self) -> None:
         """Kill the supervisor, and start another."""
@@ -153,7 +154,8 @@ class Havoc:
 
     def drain(self, seconds: float) -> None:
         """Without further havoc, wait until every job has ended."""
-        self.wake(all_of_them=True)
+        if self.alarm:
+            self.alarm.join()
         self.replace()
         self.farm.wait_finished(seconds)
         self.farm.stop(self.supervisor)

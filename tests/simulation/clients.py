@@ -74,7 +74,7 @@ class Producer(Actor):
             run_after=due if delay else None,
             backoff=Backoff(1.0, 8.0, dice.choice(("none", "full"))),
         )
-        facts = {"label": label, "queue": queue}
+        facts: dict[str, Any] = {"label": label, "queue": queue}
         if key is None:  # the call that made the job may have been another's
             facts |= {"limit": limit, "due": due.isoformat() if delay else None}
         return job, facts

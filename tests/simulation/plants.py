@@ -279,24 +279,24 @@ def capacity_is_not_kept() -> Any:
 
 PLANTS: dict[str, Plant] = {
     plant.__name__: Plant(plant, seen_by)
-    for plant, *seen_by in (
-        (no_token_in_the_guard, "wrong token"),
-        (no_ended_check_in_the_guard, "ended twice"),
-        (no_token_in_renewal, "refused took effect"),
-        (deferred_begin, "busy"),
-        (recover_by_id_alone, "ended twice", "ack lost"),
-        (recover_the_living, "early"),
-        (crashes_are_not_charged, "attempt", "budget"),
-        (expiry_by_the_owners_clock, "late"),
-        (tokens_are_reused, "token reused"),
-        (ack_before_commit, "lost", "ran unleased", "answer lost", "ack lost"),
-        (ring_before_commit, "early ring"),
-        (counters_after_commit, "counter"),
-        (claim_before_due, "before due"),
-        (refusals_are_not_recorded, "refusal lost"),
-        (cancel_leaves_the_token_valid, "unleased"),
-        (success_can_be_requeued, "illegal step"),
-        (running_jobs_are_not_limited, "running limit"),
-        (capacity_is_not_kept, "capacity"),
+    for plant, seen_by in (
+        (no_token_in_the_guard, ("wrong token",)),
+        (no_ended_check_in_the_guard, ("ended twice",)),
+        (no_token_in_renewal, ("refused took effect",)),
+        (deferred_begin, ("busy",)),
+        (recover_by_id_alone, ("ended twice", "ack lost")),
+        (recover_the_living, ("early",)),
+        (crashes_are_not_charged, ("attempt", "budget")),
+        (expiry_by_the_owners_clock, ("late",)),
+        (tokens_are_reused, ("token reused",)),
+        (ack_before_commit, ("lost", "ran unleased", "answer lost", "ack lost")),
+        (ring_before_commit, ("early ring",)),
+        (counters_after_commit, ("counter",)),
+        (claim_before_due, ("before due",)),
+        (refusals_are_not_recorded, ("refusal lost",)),
+        (cancel_leaves_the_token_valid, ("unleased",)),
+        (success_can_be_requeued, ("illegal step",)),
+        (running_jobs_are_not_limited, ("running limit",)),
+        (capacity_is_not_kept, ("capacity",)),
     )
 }

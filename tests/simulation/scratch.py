@@ -44,7 +44,10 @@ class Connection(sqlite3.Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.create_function("history_now", 0, lambda: self.strikes and self.strikes.moment())
+        self.create_function("history_now", 0, self._moment)
+
+    def _moment(self) -> str | None:
+        return None if self.strikes is None else self.strikes.moment()
 
     def cursor(self, factory: Any = sqlite3.Cursor) -> Any:
         """Return a cursor that pauses after each statement."""

@@ -11,7 +11,7 @@ from tests.history.journal import digest
 from tests.history.ledger import label_of
 from tests.history.witness import TABLE
 from tests.simulation.scratch import ALIAS
-from tests.simulation.world import Actor, Outcome, World
+from tests.simulation.world import Actor, Outcome, RolledBack, World
 
 VERBS: tuple[Any, ...] = ("ack", "ack", "ack", "ack", "nack", "nack", "snooze", "release")
 LAST_VERBS: tuple[Any, ...] = ("ack", "ack", "nack")
@@ -19,7 +19,7 @@ LAST_VERBS: tuple[Any, ...] = ("ack", "ack", "nack")
 SLOTS = 3
 RECENT = 8
 """Of how many of the newest leases somebody comes back late: of older ones nothing is open."""
-LONG_PAUSE = (2, 4, 12)
+LONG_PAUSE = (3, 6, 12)
 """Steps of the world that a stopped process sleeps through."""
 
 
@@ -68,9 +68,11 @@ class Worker(Actor):
         """Begin to work, or do one tick's work."""
         if self.worker_id is None:
             self.begin()
-        elif self.world.faults and not self.world.turns and self.world.chance(0.06):
+        elif self.world.faults and not self.world.turns and self.world.chance(0.1):
             self.resting = self.world.dice.choice(LONG_PAUSE)
             self.world.note("fault", "pause", actor=self.name, steps=self.resting)
+        elif self.running and self.world.chance(0.1):
+            self.finish_atomically()
         else:
             self.tick()
 
@@ -119,6 +121,25 @@ class Worker(Actor):
 
         outcome = world.transact(self, body)
         self._apply(outcome, told, ops)
+
+    def finish_atomically(self) -> None:
+        """Ack in the transaction in which the function wrote; its rows live and die with the ack."""
+        claim = self.world.dice.choice(list(self.running.values()))
+        word = Settlement("ack", claim.lease_id, claim.token, "null")
+        op = tell(self.world, self, claim.job_id, word)
+
+        def body(tx: store.Transaction) -> Any:
+            (settled,) = store.settle(tx, [word])
+            if not settled.accepted:
+                raise RolledBack
+            return settled
+
+        outcome = self.world.transact(self, body, joined=True)
+        answer(self.world, op, outcome.fate, outcome.value)
+        if outcome.fate == "ok":
+            del self.running[claim.lease_id]
+        elif outcome.fate == "unknown":
+            self.die()
 
     def _finish(self, lease_id: int, claim: Claim) -> None:
         word = settlement(self.world, claim)
@@ -185,16 +206,19 @@ class LateOwner(Actor):
         world = self.world
         if not world.started:
             return
-        claim = world.dice.choice(world.started[-RECENT:])
+        recent = world.started[-RECENT:]
+        followed = [claim for claim in recent if self._newest(claim) != claim.lease_id]
+        forges = bool(followed) and world.chance(0.5)
+        claim = world.dice.choice(followed if forges else recent)
         word = settlement(world, claim)
-        if world.chance(0.3):
+        if forges:
             word.lease_id = self._newest(claim)
         op = tell(world, self, claim.job_id, word)
         renews = world.chance(0.3)
 
         def body(tx: store.Transaction) -> tuple[Any, int]:
             before = self._changes()
-            if renews and word.lease_id != claim.lease_id:
+            if renews and forges:
                 store.renew(tx, [(word.lease_id, claim.token, 1000.0)])
             (settled,) = store.settle(tx, [word])
             return settled, self._changes() - before
