@@ -18,6 +18,21 @@ import django
 from relay_queue.drill.faults import die_after_claim, die_after_settle, jump_clock
 
 
+def freeze_in_claim(path: str) -> None:
+    """Be stopped in the tick's transaction, with the writer in hand, while a file exists."""
+    from relay_queue.worker import tick
+
+    claim = tick._claim
+
+    def frozen(tx: Any, plan: Any, done: Any) -> None:
+        claim(tx, plan, done)
+        if done.claims and os.path.exists(path):
+            os.unlink(path)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    tick._claim = frozen
+
+
 def break_commit(path: str) -> None:
     """Let the commit of a tick with outcomes end in an I/O error, once a file exists.
 
@@ -114,6 +129,7 @@ PREPARATIONS: dict[str, Callable[[str], None]] = {
         jump_clock,
         die_after_claim,
         die_after_settle,
+        freeze_in_claim,
         break_commit,
         lock_reads,
         hang_in_boot,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import signal
 import sqlite3
 import sys
@@ -22,7 +23,12 @@ from tests.conftest import wait_until
 from tests.power import INIT_VARIABLE
 from tests.power.shim import faults
 from tests.process import chores, stopping
+from tests.process import test_kill_rounds as kill_rounds
 from tests.process.farm import Farm, is_alive, stopped, writer_taken
+from tests.store.actions import empty
+
+MOST_BURSTS = 15
+SYNC_FAILS = ("sync", errno.EIO)
 
 # --- The disk ---------------------------------------------------------------------------------
 
@@ -84,6 +90,52 @@ def test_after_an_io_error_the_process_is_replaced_and_leases_decide(
     assert (set(before) <= {"lost"}, last) == (True, "acked")
     assert len(farm.runs(finished, "began")) == len(before) + 1
     assert farm.manage("relay", "verify").returncode == 0
+
+
+@pytest.mark.parametrize("number", [1])
+def test_every_job_ends_once_on_a_disk_that_fails_now_and_then(
+    farm: Farm, shim: Path, number: int
+) -> None:
+    play_bad_disk(farm, shim, random.Random(f"disk {number}"))
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_every_job_ends_once_in_many_rounds_on_a_bad_disk(farm: Farm, shim: Path) -> None:
+    for _ in range(20):
+        seed = random.SystemRandom().getrandbits(32)
+        try:
+            play_bad_disk(farm, shim, random.Random(seed))
+        except BaseException as error:
+            error.add_note(f"the seed of this round was {seed}")
+            raise
+        os.unlink(farm.effects)
+        empty()
+
+
+def play_bad_disk(farm: Farm, shim: Path, dice: random.Random) -> None:
+    """Let writes and syncs fail in bursts until all jobs are done, and look at what there is."""
+    order = Path(farm.file("fault"))
+    farm.variables = faults(shim, farm.database, str(order))
+    kill_rounds.enqueue_mixture(farm, dice)
+    workers = kill_rounds.start(farm)
+    wait_until(lambda: farm.runs(), 30, lambda: farm.log(workers))
+    deadline, bursts = time.monotonic() + 60, 0
+    while Job.objects.filter(finished_at=None).exists():
+        if bursts < MOST_BURSTS:
+            what, number = dice.choice([("write", errno.ENOSPC), ("write", errno.EIO), SYNC_FAILS])
+            order.write_text(f"{what} {number}")
+            time.sleep(dice.uniform(0.01, 0.2))
+            order.unlink()
+            bursts += 1
+        time.sleep(dice.uniform(0.1, 0.4))
+        if workers.poll() is not None:
+            workers = kill_rounds.start(farm)
+        assert time.monotonic() < deadline, farm.everything()
+    assert bursts > 2, "too few for a test of faults"
+    farm.stop(workers)
+    kill_rounds.assert_ledger_explains_all(farm)
+    assert farm.manage("relay", "verify", check=False).returncode == 0
 
 
 # --- Others who use the database --------------------------------------------------------------
@@ -186,6 +238,23 @@ def test_a_worker_that_was_stopped_for_some_leases_is_refused_when_it_comes_back
     after = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(8)]
     for number in after:
         farm.wait_state(number, "succeeded")
+
+
+def test_a_worker_stopped_with_the_writer_in_hand_is_killed_and_holds_up_nobody_for_long(
+    farm: Farm,
+) -> None:
+    """As by a debugger, at the worst moment: nobody else can write a word."""
+    farm.relay["GATE_HOLD_SECONDS"] = 2
+    farm.make("freeze")
+    frozen = farm.drive("freeze_in_claim", farm.file("freeze"))
+    first = farm.worker()
+    farm.work()
+    jobs = [farm.enqueue(chores.note) for _ in range(4)]
+    wait_until(lambda: not os.path.exists(farm.file("freeze")))
+    for job in jobs:
+        assert farm.wait_state(job, "succeeded").attempt == 1
+    assert not is_alive(first)
+    assert "it holds the database's writer gate" in farm.log(frozen)
 
 
 # --- Signals and names --------------------------------------------------------------------------
