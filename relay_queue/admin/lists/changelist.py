@@ -159,14 +159,14 @@ class WalkChangeList(ChangeList):
 
 def _tell_lookup(asked: Criteria, lookup: str, values: Any) -> None:
     """Add a condition of an address. One that no walk knows is looked up row by row."""
-    value = values[-1] if isinstance(values, list) else values
+    value = values[-1]
     column, _, end = lookup.rpartition("__")
     asks = {"created_at": "created", "finished_at": "finished"}.get(column)
     moment = parse_datetime(value) if asks and isinstance(value, str) else None
     if asks and moment is not None and is_aware(moment) and end in {"gte", "lte"}:
         setattr(getattr(asked, asks), {"gte": "since", "lte": "until"}[end], moment)
     elif lookup == "outcome__in":
-        asked.outcomes = list(values)
+        asked.outcomes = [str(outcome) for outcome in value]
     else:
         asked.others.add(lookup)
 
