@@ -51,21 +51,24 @@ def verdict_badge(verdict: str, *, short: bool = True) -> SafeString:
     return badges.badge(VERDICT_KINDS[verdict], text, VERDICT_ICONS[verdict])
 
 
-def task(job: Job) -> SafeString:
-    """Show the name of a task with its path below, which is what tells two of them apart."""
+def task(job: Job, error: str = "") -> SafeString:
+    """Show the name of a task, its path below, which tells two of them apart, and the last error."""
     path, _dot, name = job.task.rpartition(".")
+    shown = format_html('<i class="relay-error" title="{}">{}</i>', error, _cut(error))
     return format_html(
-        '<span class="relay-task" title="{}"><b>{}</b><small>{}</small></span>',
+        '<span class="relay-task" title="{}"><b>{}</b><small>{}</small>{}</span>',
         job.task,
         name,
         path,
+        shown if error else "",
     )
 
 
 def attempts(job: Job) -> SafeString:
     """Show how much of the budget is used."""
     return format_html(
-        '<span class="relay-number">{} / {}</span>',
+        '<span class="relay-number"><span class="relay-label">{}</span>{} / {}</span>',
+        _("attempts"),
         job.attempt - job.attempt_base,
         job.max_attempts,
     )
@@ -74,12 +77,18 @@ def attempts(job: Job) -> SafeString:
 def priority(job: Any, now: datetime) -> SafeString:
     """Show the priority, and for a job that waits its turn what it has grown to by waiting."""
     if job.state != State.READY or job.aging_seconds is None:
-        return format_html('<span class="relay-number">{}</span>', job.priority)
+        return format_html(
+            '<span class="relay-number"><span class="relay-label">{}</span>{}</span>',
+            _("priority"),
+            job.priority,
+        )
     grown = effective_priority(job.priority, job.available_at, job.aging_seconds, now)
     return format_html(
-        '<span class="relay-number" title="{}">{} <span class="relay-quiet">→ {}</span></span>',
+        '<span class="relay-number" title="{}"><span class="relay-label">{}</span>{}'
+        ' <span class="relay-quiet">→ {}</span></span>',
         _("Set to %(set)s; %(grown).1f by its waiting time")
         % {"set": job.priority, "grown": grown},
+        _("priority"),
         job.priority,
         f"{grown:.1f}" if grown < 100 else f"{grown:,.0f}",
     )
@@ -128,8 +137,23 @@ def error(text: str) -> SafeString:
     """Show the beginning of an error, the whole of it on hover."""
     if not text:
         return dash()
-    shown = text if len(text) <= MOST_ERROR_CHARS else f"{text[: MOST_ERROR_CHARS - 1]}…"
-    return format_html('<span class="relay-error" title="{}">{}</span>', text, shown)
+    return format_html('<span class="relay-error" title="{}">{}</span>', text, _cut(text))
+
+
+def attempt(lease: Any, now: datetime) -> SafeString:
+    """Show how long an attempt took, and who had it below."""
+    if lease is None:
+        return dash()
+    return format_html(
+        '<span class="relay-two">{}<small>{}</small></span>', ran(lease, now), worker(lease)
+    )
+
+
+def worker(lease: Any) -> str:
+    """Name the worker of a lease: by its number if its row is gone."""
+    if lease.worker_id is None:
+        return "–"
+    return str(lease.worker.name) if lease.worker else f"#{lease.worker_id}"
 
 
 def token(whole: str) -> str:
@@ -145,6 +169,10 @@ def dash() -> SafeString:
 def now() -> datetime:
     """Return the time to which a page counts."""
     return timezone.now()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_ERROR_CHARS else f"{text[: MOST_ERROR_CHARS - 1]}…"
 
 
 def _passed(moment: datetime, now: datetime) -> str:

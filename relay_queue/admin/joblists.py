@@ -92,6 +92,11 @@ class JobList(WalkingAdmin):
         """Show the task."""
         return cells.task(job)
 
+    @admin.display(description=_("task"))
+    def task_and_error(self, job: Job) -> SafeString:
+        """Show the task, and below it the last error."""
+        return cells.task(job, job.last_error)
+
     @admin.display(description=_("priority"))
     def priority_now(self, job: Any) -> SafeString:
         """Show the priority as it was set and as it is now."""
@@ -107,18 +112,10 @@ class JobList(WalkingAdmin):
         """Show since when the job has been in its state, or when it is due."""
         return cells.when(job, job.now)
 
-    @admin.display(description=_("ran for"))
-    def duration(self, job: Any) -> SafeString:
-        """Show how long the last attempt took."""
-        return cells.ran(job.newest_lease, job.now)
-
-    @admin.display(description=_("worker"))
-    def worker(self, job: Any) -> SafeString | str:
-        """Show who had the job last."""
-        lease = job.newest_lease
-        if lease is None or lease.worker_id is None:
-            return cells.dash()
-        return str(lease.worker.name) if lease.worker else f"#{lease.worker_id}"
+    @admin.display(description=_("last attempt"))
+    def last_attempt(self, job: Any) -> SafeString:
+        """Show how long the last attempt took, and who had it."""
+        return cells.attempt(job.newest_lease, job.now)
 
     @admin.display(description=_("verdict"))
     def verdict(self, job: Any) -> SafeString:
@@ -182,7 +179,7 @@ class DeadLetters(ProxyList):
         "attempts",
         "verdict",
         "died",
-        "worker",
+        "last_attempt",
     )
     list_display_links = None
     list_filter = (
@@ -212,7 +209,7 @@ class Retries(ProxyList):
         "error",
         "priority_now",
         "verdict",
-        "worker",
+        "last_attempt",
     )
     list_display_links = None
     list_filter = (
@@ -235,15 +232,13 @@ class Jobs(JobList):
     list_display = (
         "job",
         "state_badge",
-        "task_name",
+        "task_and_error",
         "queue",
         "priority_now",
         "attempts",
         "age",
-        "duration",
-        "worker",
+        "last_attempt",
         "verdict",
-        "error",
     )
     list_filter = (
         StateFilter,

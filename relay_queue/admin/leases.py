@@ -133,11 +133,9 @@ class LeaseAdmin(WalkingAdmin):
         return format_html('<a href="{}">{}</a> {}', address, lease.job_id, cells.task(lease.job))
 
     @admin.display(description=_("worker"))
-    def worker_name(self, lease: Lease) -> SafeString | str:
+    def worker_name(self, lease: Lease) -> str:
         """Show who held it."""
-        if lease.worker_id is None:
-            return cells.dash()
-        return lease.worker.name if lease.worker else f"#{lease.worker_id}"
+        return cells.worker(lease)
 
     @admin.display(description=_("granted"))
     def granted(self, lease: Any) -> SafeString:

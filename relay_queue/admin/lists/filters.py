@@ -32,6 +32,11 @@ class Filter(admin.SimpleListFilter):
 
     template = "admin/relay_queue/filter.html"
 
+    @property
+    def known(self) -> set[str]:
+        """The values that are offered: a link may have chosen another."""
+        return {str(value) for value, _label in self.lookup_choices}
+
     def tell(self, asked: Criteria) -> None:
         """Add the choice to what is asked for."""
         raise NotImplementedError
@@ -215,7 +220,14 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
             for value in (values if isinstance(values, list) else [values])
         ]
         reset = changelist.get_query_string({}, remove=mine)
-        yield {"kept": kept, "reset": reset, "active": bool(self.span), "name": self.field_path}
+        span = self.span
+        yield {
+            "kept": kept,
+            "reset": reset,
+            "active": bool(span),
+            "since": span.since,
+            "until": span.until,
+        }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the rows in the range."""
