@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from relay_queue import store
 from relay_queue.store.records import Claim, Settlement
+from relay_queue.worker.tick import Done, Plan, tick
 from tests.history.journal import digest
 from tests.history.ledger import label_of
 from tests.history.witness import TABLE
@@ -55,6 +57,11 @@ def answer(world: World, op: str, fate: str, settled: Any = None, **facts: Any) 
     world.note("settle", "answered" if fate == "ok" else fate, op=op, **facts)
 
 
+def _held(claim: Claim) -> Any:
+    """Return what a tick asks of a lease that is to be renewed."""
+    return SimpleNamespace(claim=claim)
+
+
 @dataclass
 class Worker(Actor):
     """A worker process: registers, then ticks. It dies, sleeps and comes back as processes do."""
@@ -98,29 +105,24 @@ class Worker(Actor):
             self.world.note("worker", "start", worker=self.worker_id)
 
     def tick(self, *, finish: float = 0.6) -> None:
-        """Settle, renew, recover, promote and claim in one transaction, and only then start."""
+        """Do the tick of a worker's loop, the real one, and only then start what was claimed."""
         world = self.world
         for lease_id, claim in list(self.running.items()):
             if world.chance(finish):
                 self._finish(lease_id, claim)
         told = list(self.words.values())
         ops = [tell(world, self, claim.job_id, word) for claim, word in told]
-        renew = [c for c in self.running.values() if world.chance(0.5)]
-        recovers, ring = world.chance(0.5), world.dice.sample(("open", "tight"), 2)
-
-        def body(tx: store.Transaction) -> tuple[list[Any], set[int], list[Claim]]:
-            answers = store.settle(tx, [word for _, word in told])
-            leases = [(c.lease_id, c.token, c.lease_seconds) for c in renew]
-            renewed = store.renew(tx, leases)
-            if recovers:
-                store.recover_expired(tx)
-            store.promote(tx)
-            room = SLOTS - len(self.running)
-            claims = store.claim(tx, worker_id=self.worker_id, queues=ring, limit=room)
-            return answers, renewed, claims
-
-        outcome = world.transact(self, body)
-        self._apply(outcome, told, ops)
+        assert self.worker_id is not None
+        plan = Plan(
+            worker_id=self.worker_id,
+            settlements=lambda: [word for _, word in told],
+            places=lambda: SLOTS - len(self.running),
+            queues=world.dice.sample(("open", "tight"), 2),
+            renew=[_held(claim) for claim in self.running.values() if world.chance(0.5)],
+            may_expire=world.chance(0.5),
+            careful=world.chance(0.15),
+        )
+        self._apply(world.attempt(self, lambda: tick(plan)), told, ops)
 
     def finish_atomically(self) -> None:
         """Ack in the transaction in which the function wrote; its rows live and die with the ack."""
@@ -150,16 +152,16 @@ class Worker(Actor):
         self, outcome: Outcome, told: list[tuple[Claim, Settlement]], ops: list[str]
     ) -> None:
         """Believe and start only what was committed; if nobody knows, end."""
-        answers, _renewed, claims = outcome.value or ([], set(), [])
+        done: Done | None = outcome.value
         for place, op in enumerate(ops):
-            answer(self.world, op, outcome.fate, answers[place] if answers else None)
+            answer(self.world, op, outcome.fate, done.answers[place] if done else None)
         if outcome.fate == "unknown":
             self.die()
-        if outcome.fate != "ok":
+        if done is None:
             return
         for claim, _ in told:
             self.words.pop(claim.lease_id)
-        for claim in claims:
+        for claim in done.claims:
             self._start(claim)
 
     def _start(self, claim: Claim) -> None:

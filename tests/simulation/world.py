@@ -6,7 +6,7 @@ import random
 import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -91,7 +91,8 @@ class Turn:
     fault: Fault
     boundary: int
     at: str
-    labels: list[str] = field(default_factory=list)
+    labels: list[str]
+    begun: bool = False
 
 
 class World:
@@ -153,27 +154,37 @@ class World:
     ) -> Outcome:
         """Run ``body`` in a transaction of an actor, and say what the actor knows of it.
 
-        ``joined`` opens it inside a transaction of the client's own. Raises `Died`, after which
-        nobody is told anything.
+        ``joined`` opens it inside a transaction of the client's own. Raises as `attempt` does.
         """
-        # Whoever intrudes meets no faults: one at a time is enough, and the story stays readable.
-        calm = not self.faults or bool(self.turns)
-        fault: Fault = "calm" if calm else self._draw_fault()
-        self.turns.append(Turn(actor, fault, self.dice.randrange(8), self.time(), labels or []))
-        begun = False
-        try:
-            connections[ALIAS] = self.scratch.connection(actor.name)
+
+        def run() -> T:
             with ExitStack() as blocks:
                 if joined:
                     blocks.enter_context(atomic(using=ALIAS))
                 with store.transaction() as tx:
-                    begun = True
-                    value = body(tx)
-            return Outcome("ok", value)
+                    return body(tx)
+
+        return self.attempt(actor, run, labels)
+
+    def attempt(
+        self, actor: Actor, run: Callable[[], T], labels: list[str] | None = None
+    ) -> Outcome:
+        """Run what opens one transaction, in the turn of an actor and under its fault.
+
+        Raises `Died`, after which nobody is told anything.
+        """
+        # Whoever intrudes meets no faults: one at a time is enough, and the story stays readable.
+        calm = not self.faults or bool(self.turns)
+        fault: Fault = "calm" if calm else self._draw_fault()
+        turn = Turn(actor, fault, self.dice.randrange(8), self.time(), labels or [])
+        self.turns.append(turn)
+        try:
+            connections[ALIAS] = self.scratch.connection(actor.name)
+            return Outcome("ok", run())
         except RolledBack:
             return Outcome("nothing")
         except DatabaseError as error:
-            return self._failed(actor, error, begun)
+            return self._failed(actor, error, turn.begun)
         finally:
             self.turns.pop()
             if self.turns:
@@ -200,6 +211,7 @@ class World:
     def between_statements(self) -> None:
         """Another actor may try to act here, or this one's process may end."""
         turn = self.turns[-1]
+        turn.begun = True
         if turn.fault not in ("rival", "die inside"):
             return
         turn.boundary -= 1
