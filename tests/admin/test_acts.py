@@ -267,6 +267,17 @@ def test_selected_job_that_has_left_the_filter_meanwhile_is_named() -> None:
     assert "It has moved on already: it is ready now." in said(response)
 
 
+def test_selected_dead_letter_that_was_retried_meanwhile_is_named() -> None:
+    client = person("requeue_job")
+    job_id, other = job_in("dead"), job_in("dead")
+    actions.do(store.requeue, [job_id])
+    data = {"action": "requeue", "_selected_action": [job_id, other], "index": "0"}
+    told = said(client.post("/admin/relay_queue/deadletter/", data))
+    assert f"job {job_id}. It has moved on already: it is ready now." in told
+    assert state_of(other) == "ready"
+    assert {entry["model"] for entry in entries()} == {"job"}
+
+
 def test_many_that_were_left_alone_are_counted() -> None:
     client = person("requeue_job")
     job_ids = [job_in("ready") for _ in range(doing.MOST_NAMED + 3)]

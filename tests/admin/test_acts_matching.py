@@ -142,6 +142,21 @@ def test_many_are_done_by_a_job_in_batches(monkeypatch: pytest.MonkeyPatch) -> N
     actions.assert_counters_exact()
 
 
+def test_dead_letters_of_a_search_are_retried_from_their_own_list() -> None:
+    client = person("requeue_job")
+    job_ids, others = dead(5, "mail"), dead(2, "other")
+    path = "/admin/relay_queue/deadletter/?q=queue:mail"
+    data = {"action": "requeue", "select_across": "1", "_selected_action": "0", "index": "0"}
+    question = client.post(path, data)
+    assert question.context["count"] == 5
+    client.post(path, dict(question.context["hidden"]))
+    row = BulkAct.objects.get()
+    assert (row.listing, row.filters) == ("relay_queue.deadletter", "q=queue%3Amail")
+    run_pending("default")
+    assert states(job_ids) == ["ready"] * 5
+    assert states(others) == ["dead"] * 2
+
+
 def test_bulk_act_carries_what_was_filled_in() -> None:
     client = person("prioritise_job")
     job_ids = actions.enqueue_each(5, queue="mail")
@@ -324,7 +339,7 @@ def test_dates_of_the_filter_are_read_in_the_zone_of_who_typed_them(settings: An
 def test_page_parameters_are_no_filters() -> None:
     client = person("cancel_job")
     actions.enqueue_each(4, queue="mail")
-    row = begin(client, "cancel", "?queue=mail&p=1")
+    row = begin(client, "cancel", "?queue=mail&p=1&at=1~5~5")
     assert row.filters == "queue=mail"
 
 

@@ -184,12 +184,18 @@ class Acts(Base):
         self, request: HttpRequest, act: Act, keys: Sequence[Any], form: Form | None
     ) -> None:
         """Do it and say what became of it; rows that this person may not see are not there."""
-        seen = set(self.get_queryset(request).filter(pk__in=keys).values_list("pk", flat=True))
+        seen = set(self._visible(request).filter(pk__in=keys).values_list("pk", flat=True))
         given = {} if form is None else form.cleaned_data
         wanted = [key for key in keys if key in seen]
         done = attempt(request, lambda: do(act, request.user.pk, self.acts_model, wanted, given))
         if done is not None:
             tell(request, act, self.acts_model, keys, done)
+
+    def _visible(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return what this person may see of the whole table, of which this list may be a part."""
+        if self.admin_site.is_registered(self.acts_model):
+            return self.admin_site.get_model_admin(self.acts_model).get_queryset(request)
+        return self.get_queryset(request)
 
     def _counted(self, count: int, beyond: bool) -> str:
         opts = self.opts
