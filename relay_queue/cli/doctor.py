@@ -20,7 +20,7 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 import relay_queue
-from relay_queue import clock, compat, conf
+from relay_queue import clock, compat, conf, store
 from relay_queue.checks import TAG
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
@@ -28,6 +28,7 @@ from relay_queue.cli.output import Style
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Worker
 from relay_queue.store import report
+from relay_queue.store.sessions import lock_key
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
 
@@ -201,10 +202,17 @@ def _workers() -> Iterator[Finding]:
     if not live:
         yield Finding("workers", "warn", "none is registered", "Start manage.py runworker.")
     for worker in live:
-        verdict = Liveness.UNKNOWN if path is None else _probe(path, worker.row)
+        verdict = _verdict(path, worker.row)
         age = worker.heartbeat_age_seconds
         text = f"{worker.row}: {verdict.value}, heartbeat {durations.show(age)} ago"
         yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
+
+
+def _verdict(path: str | None, worker: Worker) -> Liveness:
+    if worker.session_lock:
+        free = store.inspect.unlocked([lock_key(worker.incarnation)])
+        return Liveness.DEAD if free else Liveness.ALIVE
+    return Liveness.UNKNOWN if path is None else _probe(path, worker)
 
 
 def _probe(path: str, worker: Worker) -> Liveness:

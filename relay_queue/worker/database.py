@@ -26,6 +26,7 @@ PATIENCE_SECONDS = 5.0
 """How long one turn's work with the database may take before its connection is cut."""
 
 MAX_PATIENCE_SECONDS = 60.0
+LOOK_SECONDS = 1.0
 
 
 class Patience:
@@ -68,7 +69,7 @@ class Patience:
         self._ended.set()
 
     def _watch(self) -> None:
-        while not self._ended.wait(1.0):
+        while not self._ended.wait(LOOK_SECONDS):
             since, line = self._since, self._line
             if since is None or line is None or time.monotonic() - since < self.seconds:
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -56,7 +57,13 @@ def _left_open(connection: BaseDatabaseWrapper) -> bool:
         # A BEGIN that went past Django shows only in the driver. Asking also finds a handle that
         # was closed past Django: the driver raises then.
         or getattr(connection.connection, "in_transaction", False)
+        or _status(connection.connection)
     )
+
+
+def _status(raw: Any) -> int:
+    """Return where psycopg's connection is in a transaction, 0 outside; 0 for other drivers."""
+    return int(getattr(getattr(raw, "info", None), "transaction_status", 0))
 
 
 def _replace(connection: BaseDatabaseWrapper, *, quietly: bool = False) -> None:

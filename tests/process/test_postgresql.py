@@ -54,7 +54,10 @@ def test_a_worker_has_one_session_and_its_lock_beside_the_loops_connection(farm:
     farm.work()
     (session,) = sessions()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1")
+        cursor.execute(
+            "SELECT pid FROM pg_locks JOIN pg_database d ON d.oid = database "
+            "WHERE locktype = 'advisory' AND objsubid = 1 AND datname = current_database()"
+        )
         assert cursor.fetchall() == [(session,)]
     assert Worker.objects.get().session_lock
     assert len(backends("TRUE")) == 2
@@ -115,6 +118,18 @@ def test_with_polling_nobody_listens_and_only_expiry_tells_that_a_worker_died(fa
     farm.work(lease=2)
     farm.wait_state(job, "succeeded")
     assert farm.outcomes(job) == ["expired", "acked"]
+
+
+def test_the_commands_tell_the_living_from_the_dead_and_recover_without_workers(farm: Farm) -> None:
+    workers = farm.work()
+    job = farm.enqueue(chores.wait_first_time, farm.file("never"))
+    farm.wait_runs(job)
+    assert "alive, heartbeat" in farm.manage("relay", "doctor", check=False).stdout
+    os.killpg(workers.pid, signal.SIGKILL)
+    workers.wait()
+    wait_until(lambda: "dead, heartbeat" in farm.manage("relay", "doctor", check=False).stdout)
+    farm.manage("relay", "recover")
+    assert (farm.job(job).state, farm.outcomes(job)) == ("ready", ["lost"])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -373,6 +374,29 @@ def test_only_an_ack_may_be_told_twice(verb: str) -> None:
     (answer,) = settle([Settlement(verb, held.lease_id, held.token)])  # type: ignore[arg-type]
     assert answer.reason == "the lease had ended: acked"
     assert state(held.job_id) == "succeeded"
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "snooze", "release"])
+def test_what_is_told_again_after_a_lost_commit_is_answered_as_the_first_time(
+    verb: str, wall: Wall
+) -> None:
+    enqueue()
+    held = claim_one()
+    told = Settlement(verb, held.lease_id, held.token, delay_seconds=5)  # type: ignore[arg-type]
+    (first,) = settle([told])
+    wall.advance(120)
+    with nothing_written():
+        assert settle([replace(told, again=True)]) == [first]
+
+
+def test_another_word_than_the_first_is_refused_although_it_is_told_again() -> None:
+    enqueue()
+    held = claim_one()
+    settle([Settlement("release", held.lease_id, held.token)])
+    (answer,) = settle([Settlement("nack", held.lease_id, held.token, again=True)])
+    assert answer.reason == "the lease had ended: released"
+    forged = Settlement("release", held.lease_id, "0" * 32, again=True)
+    assert not settle([forged])[0].accepted
 
 
 def test_a_second_ack_with_a_forged_token_is_no_success() -> None:

@@ -6,12 +6,14 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
 from relay_queue.models import Job, Lease, Worker
+from relay_queue.store.dialects.sqlite import SQLiteDialect
 from relay_queue.store.records import Settlement
 from relay_queue.worker import loop as module
 from relay_queue.worker import tick as tick_module
@@ -95,6 +97,27 @@ def failing(error_code: int, times: int = 1) -> Callable[[Plan], Done]:
             raise database_error(error_code)
 
     return meddling(fail)
+
+
+def losing(losses: list[str], committed: bool) -> Callable[[Plan], Done]:
+    """Return a tick that loses the connection once for each name, when it has such things.
+
+    What it did is committed, or rolled back; nobody can tell which.
+    """
+
+    def lose(plan: Plan) -> Done:
+        done = None
+        with suppress(OperationalError), transaction.atomic():
+            done = tick(plan)
+            lost = bool(losses and getattr(done, losses[0]))
+            if lost and not committed:
+                raise OperationalError("rolled back")
+        if lost:
+            losses.pop(0)
+            raise OperationalError("the connection is lost")
+        return done
+
+    return lose
 
 
 def meddling(meddle: Callable[[Sequence[Settlement]], None]) -> Callable[[Plan], Done]:
@@ -259,6 +282,26 @@ def test_after_an_error_of_the_disk_it_ends_with_a_code_of_its_own(
     assert tasks.calls == ["once"]
     assert Lease.objects.get().ended_at is None, "the lease decides"
     assert Worker.objects.get().stopped_at is None
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_after_a_lost_connection_outcomes_are_told_once_more_and_no_claim_is_kept_unknown(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    losses = ["settlements", "claims"]
+
+    monkeypatch.setattr(module, "tick", losing(losses, committed))
+    monkeypatch.setattr(SQLiteDialect, "diagnose", lambda *_: "lost")
+    for number in range(4):
+        tasks.note.enqueue(number)
+    assert serve(concurrency=1) == 0
+    assert not losses
+    assert sorted(tasks.calls) == [0, 1, 2, 3]
+    assert set(states()) == {"succeeded"}
+    assert set(Job.objects.values_list("attempt", flat=True)) == {1}
+    assert not Lease.objects.filter(refused_at__isnull=False).exists()
+    # What was claimed by a commit that nobody knew of was handed back.
+    assert Lease.objects.filter(outcome="released").exists() == committed
 
 
 def test_nothing_starts_before_its_claim_is_committed(

@@ -1,0 +1,96 @@
+"""A connection that does not answer is cut, and one that was lost is opened again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from django.db import OperationalError, connection
+
+from relay_queue.worker import database as module
+from relay_queue.worker.database import Database, Patience
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patience]:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    patience = Patience()
+    patience.seconds = 0.05
+    yield patience
+    patience.close()
+
+
+@pytest.fixture
+def line() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Return both ends of a connection; the first is the worker's."""
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_a_connection_that_does_not_answer_is_cut(
+    patience: Patience, line: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = line
+    theirs.settimeout(30)
+    patience.watch(ours.fileno())
+    patience.begin()
+    assert (ours.recv(1), theirs.recv(1)) == (b"", b""), "both ends see it"
+    assert patience.seconds == 0.1, "the next time it waits longer"
+    patience.satisfied()
+    assert patience.seconds == module.PATIENCE_SECONDS
+
+
+def test_a_connection_that_idles_is_not_cut(
+    patience: Patience, line: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = line
+    patience.watch(ours.fileno())
+    patience.begin()
+    patience.end()
+    theirs.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        theirs.recv(1)
+
+
+def test_only_the_newest_connection_is_cut(
+    patience: Patience, line: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = line
+    new, other = socket.socketpair()
+    with new, other:
+        patience.watch(ours.fileno())
+        patience.watch(new.fileno())
+        patience.begin()
+        assert new.recv(1) == b""
+        theirs.send(b"!")
+        assert ours.recv(1) == b"!"
+
+
+def test_a_lost_connection_is_opened_again_and_the_loop_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[bool] = []
+    database = Database(lambda: told.append(True))
+    connection.ensure_connection()
+    database.lose(OperationalError("gone"))
+    assert (database.lost, connection.connection, told) == (True, None, [])
+    refusals = [OperationalError("not yet")] * 2
+    connect = connection.ensure_connection
+
+    def refuse() -> None:
+        if refusals:
+            raise refusals.pop()
+        connect()
+
+    monkeypatch.setattr(connection, "ensure_connection", refuse)
+    assert not database.usable()
+    assert database.retry_in() > 0, "a server that is away is not asked without a pause"
+    wait_until(database.usable)
+    assert (database.lost, told, refusals) == (False, [True], [])
+    database.close()
