@@ -7,6 +7,7 @@ of ``manage.py``. What is put in place before the fork is in place in every work
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import sys
 import time
