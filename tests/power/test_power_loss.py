@@ -21,6 +21,8 @@ from relay_queue.store.verify import verify
 from tests.power.disk import Disk, Fate
 from tests.power.recording import STAMP, Promises, Recorded, Recording
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 SECTORS = (512, 4096)
 TORTURE_IMAGES = int(os.environ.get("RELAY_POWER_IMAGES", "20000"))
 

@@ -74,6 +74,10 @@ class Farm(Project):
         command = self.command(concurrency, processes, lease)
         return self._registered(processes, lambda: self.spawn(*command, *arguments))
 
+    def run_module(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start ``python -m module`` in the background, as a process of this project."""
+        return self._start([sys.executable, "-m", module, *arguments], {})
+
     def drive(
         self,
         preparation: str,
@@ -83,9 +87,10 @@ class Farm(Project):
         processes: int = 1,
     ) -> subprocess.Popen[bytes]:
         """Start workers whose process was prepared by a function of ``driver.py``."""
-        driver = [sys.executable, "-m", "tests.process.driver", preparation, argument]
-        command = [*driver, *self.command(concurrency, processes), *arguments]
-        return self._registered(processes, lambda: self._start(command, {}))
+        command = [preparation, argument, *self.command(concurrency, processes), *arguments]
+        return self._registered(
+            processes, lambda: self.run_module("tests.process.driver", *command)
+        )
 
     def _registered(
         self, processes: int, start: Callable[[], subprocess.Popen[bytes]]

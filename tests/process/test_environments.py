@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sqlite3
-import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -273,8 +272,7 @@ def test_sigterm_at_any_point_of_start_claim_and_end_is_a_polite_stop(
         point: [farm.enqueue(chores.note, queue_name=point) for _ in range(2)] for point in points
     }
     wanted = json.dumps([(point, point, str(farm.directory)) for point in points])
-    command = [sys.executable, "-m", "tests.process.stopping", wanted]
-    process = farm._start(command, {})
+    process = farm.run_module("tests.process.stopping", wanted)
     wait_until(lambda: process.poll() is not None, 60, lambda: farm.log(process))
     codes = json.loads(farm.log(process).splitlines()[-1])
     assert codes == dict.fromkeys(points, 0), farm.log(process)
@@ -294,8 +292,8 @@ def test_a_worker_that_hangs_at_its_start_is_replaced(farm: Farm) -> None:
     farm.relay["READY_TIMEOUT_SECONDS"] = 1.5
     farm.make("hang")
     job = farm.enqueue(chores.note)
-    driver = [sys.executable, "-m", "tests.process.driver", "hang_in_boot", farm.file("hang")]
-    workers = farm._start([*driver, *farm.command()], {})
+    preparation = ["hang_in_boot", farm.file("hang")]
+    workers = farm.run_module("tests.process.driver", *preparation, *farm.command())
     wait_until(lambda: "not ready within 1.5 s" in farm.log(workers), 20, farm.log(workers))
     os.unlink(farm.file("hang"))
     assert farm.wait_state(job, "succeeded").attempt == 1
