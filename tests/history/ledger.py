@@ -96,8 +96,10 @@ def label_of(payload: str) -> str:
     return str(json.loads(payload)["kwargs"]["label"])
 
 
-def moment(value: str | None) -> datetime | None:
+def moment(value: str | datetime | None) -> datetime | None:
     """Parse a time of the tables."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
     return None if value is None else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
 
@@ -117,13 +119,13 @@ CHANGES = f"SELECT seq, at, kind, job, lease, old, new, detail FROM {TABLE} ORDE
 
 
 def read(connection: Any) -> Ledger:
-    """Read everything, from a connection of the standard library."""
+    """Read everything, from a connection of the database's own driver."""
     jobs = [Job(row[0], row[1], label_of(row[2]), *row[3:]) for row in connection.execute(JOBS)]
     leases = [_lease(row) for row in connection.execute(LEASES)]
     return Ledger(
         jobs={job.id: job for job in jobs},
         leases={lease.id: lease for lease in leases},
-        counts={(queue, state): n for queue, state, n in connection.execute(COUNTS) if n},
+        counts={(queue, state): int(n) for queue, state, n in connection.execute(COUNTS) if n},
         changes=[Change(*row) for row in connection.execute(CHANGES)],
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, is_alive, on_postgresql
 from tests.process.forwarder import Forwarder
-from tests.process.test_kill_rounds import play_round
 
 pytestmark = on_postgresql
 
@@ -130,12 +128,6 @@ def test_the_commands_tell_the_living_from_the_dead_and_recover_without_workers(
     wait_until(lambda: "dead, heartbeat" in farm.manage("relay", "doctor", check=False).stdout)
     farm.manage("relay", "recover")
     assert (farm.job(job).state, farm.outcomes(job)) == ("ready", ["lost"])
-
-
-@pytest.mark.slow
-def test_every_job_ends_once_while_workers_on_postgresql_are_killed(farm: Farm) -> None:
-
-    play_round(farm, random.Random("postgresql"))
 
 
 # --- two hosts -------------------------------------------------------------------------------
