@@ -27,15 +27,11 @@ from relay_queue.states import (
     require,
 )
 from relay_queue.store import bounds
+from relay_queue.store.hold import hold
 from relay_queue.store.queues import queue_aging, queue_limits, queue_name
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
 from relay_queue.store.transaction import Transaction, transaction
-
-READ_JOBS = """
-    SELECT id, queue, state, priority, available_at FROM relay_queue_job WHERE id IN ({ids}){lock}
-"""
-"""Read what decides whether a verb applies."""
 
 CANCEL = """
     UPDATE relay_queue_job SET state = 'cancelled', finished_at = %s
@@ -303,8 +299,7 @@ def _select(
     changed = Changed()
     rows: list[Any] = []
     if ids:
-        statement = READ_JOBS.format(ids=_marks(ids), lock=tx.dialect.lock_rows)
-        for row in tx.fetch(statement, ids):
+        for row in hold(tx, ids, leases=State.RUNNING in states):
             if row[2] in states:
                 rows.append(row)
                 changed.job_ids.append(row[0])

@@ -32,16 +32,16 @@ FREE_SHARD = f"""COALESCE(
     mod(pg_backend_pid(), {SHARDS}))"""
 """The first shard that no other open transaction writes: so no two of them meet on a row."""
 
-OPEN = "SELECT clock_timestamp(), set_config('lock_timeout', %s, true)"
-"""Read the server's clock, and bound every wait for a lock in this transaction."""
+READ_CLOCK = "SELECT clock_timestamp()"
+"""Read the server's clock, as it is now: ``now()`` stands still in a transaction."""
 
-OPEN_AS_WORKER = f"""{OPEN},
+BOUND_WAITS = f"{READ_CLOCK}, set_config('lock_timeout', %s, true)"
+"""The same, and bound every wait for a lock in this transaction."""
+
+BEGIN_AS_WORKER = f"""{BOUND_WAITS},
     set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
 """
 """The same for a worker's own: a plan that was made while a table was small must not outlive it."""
-
-UNBOUNDED: Final = "0"
-"""PostgreSQL's word for a lock timeout that never ends."""
 
 
 class OutcomeUnknown(OperationalError):
@@ -68,7 +68,7 @@ class PostgreSQLDialect(Dialect):
         reading = connection.__dict__.pop("relay_opened_at", None)
         if reading is None:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT clock_timestamp()")
+                cursor.execute(READ_CLOCK)
                 reading = cursor.fetchone()[0]
         return clock.of_database(_in_utc(reading))
 
@@ -229,8 +229,9 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-def _timeout(seconds: float | None) -> str:
-    return UNBOUNDED if seconds is None else f"{max(1, round(seconds * 1000))}ms"
+def _timeout(seconds: float) -> str:
+    # Not zero, which would mean for ever.
+    return f"{max(1, round(seconds * 1000))}ms"
 
 
 @contextmanager
@@ -276,7 +277,10 @@ def _begin(
 
 def _open(connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool) -> None:
     with connection.wrap_database_errors, _cursor(connection) as cursor:
-        cursor.execute(OPEN_AS_WORKER if first else OPEN, [_timeout(wait_seconds)])
+        if wait_seconds is None:
+            cursor.execute(READ_CLOCK)
+        else:
+            cursor.execute(BEGIN_AS_WORKER if first else BOUND_WAITS, [_timeout(wait_seconds)])
         row = cursor.fetchone()
     assert row is not None, "a statement without FROM has one row"
     connection.__dict__["relay_opened_at"] = row[0]

@@ -1,0 +1,449 @@
+"""Transactions that overlap, as only PostgreSQL lets them: who waits, who passes, who is refused.
+
+Each test holds one transaction open in a thread and looks at what another can do meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError
+
+from relay_queue import clock, store
+from relay_queue.exceptions import IdempotencyConflict, QueueFull
+from relay_queue.models import QueueCount, Worker
+from relay_queue.store.dialects import dialect_for
+from relay_queue.store.dialects.postgresql import OutcomeUnknown
+from tests.conftest import wait_until
+from tests.store.actions import (
+    ack,
+    assert_counters_exact,
+    cancel,
+    claim,
+    claimed_ids,
+    connection,
+    do,
+    enqueue,
+    enqueue_each,
+    job,
+    read,
+    real_counts,
+    rolled_back,
+    rows,
+    state,
+)
+
+pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+
+
+class Other:
+    """Somebody else: a thread with a connection of its own."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def starts(self, act: Callable[[], Any]) -> Future[Any]:
+        """Begin an act without waiting for its end."""
+        return self._pool.submit(act)
+
+    def does(self, act: Callable[[], Any]) -> Any:
+        """Return what an act returns. Raises ``TimeoutError`` if it has to wait for us."""
+        return self.starts(act).result(10)
+
+    def close(self) -> None:
+        """End the thread and its connection."""
+        self._pool.submit(lambda: connection().close())
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def other(engine: str) -> Iterator[Other]:
+    other = Other()
+    yield other
+    other.close()
+
+
+def waits(future: Future[Any]) -> bool:
+    """Wait until the act waits for a lock of ours, or is over; say which."""
+
+    def blocked() -> bool:
+        with connection().cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted "
+                "AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+            )
+            return bool(cursor.fetchone()[0])
+
+    wait_until(lambda: blocked() or future.done())
+    return not future.done()
+
+
+def limit(**limits: Any) -> None:
+    do(store.set_limits, "default", **{"capacity": None, "max_running": None, **limits})
+
+
+# --- who does not wait --------------------------------------------------------------------------
+
+
+def test_producers_do_not_wait_for_each_other(other: Other) -> None:
+    enqueue()
+    with store.transaction() as tx:
+        store.enqueue(tx, job())
+        tx.flush()
+        other.does(lambda: enqueue_each(3))
+    assert rows(QueueCount).filter(state="ready").count() == 2, "two shards were written"
+    assert_counters_exact()
+
+
+def test_a_transaction_of_many_enqueues_writes_one_shard(other: Other) -> None:
+    with store.transaction() as tx:
+        for _ in range(3):
+            store.enqueue(tx, job())
+            tx.flush()
+    assert rows(QueueCount).filter(state="ready").count() == 1
+
+
+def test_a_claim_passes_over_the_jobs_of_another_that_has_not_committed(other: Other) -> None:
+    ids = enqueue_each(5)
+    with store.transaction() as tx:
+        held = store.claim(tx, worker_id=None, queues=["default"], limit=2)
+        taken = other.does(lambda: claimed_ids(9))
+    assert [claim.job_id for claim in held] == ids[:2]
+    assert taken == ids[2:]
+    assert_counters_exact()
+
+
+def test_what_a_claim_passed_over_is_ready_again_if_it_rolls_back(other: Other) -> None:
+    ids = enqueue_each(2)
+    with rolled_back() as tx:
+        assert store.claim(tx, worker_id=None, queues=["default"], limit=2)
+    assert other.does(lambda: claimed_ids(2)) == ids
+
+
+def test_operators_pause_a_queue_while_jobs_of_it_are_being_claimed(other: Other) -> None:
+    enqueue()
+    with store.transaction() as tx:
+        assert store.claim(tx, worker_id=None, queues=["default"], limit=1)
+        other.does(lambda: do(store.pause, "default"))
+
+
+# --- who waits, and is refused then --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_place_that_is_being_taken_is_waited_for(other: Other, commits: bool) -> None:
+    enqueue()
+    limit(capacity=2)
+    try:
+        with store.transaction() as tx:
+            store.enqueue(tx, job())
+            late = other.starts(enqueue)
+            assert waits(late)
+            if not commits:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    if commits:
+        with pytest.raises(QueueFull):
+            late.result(10)
+    else:
+        late.result(10)
+    assert real_counts() == {("default", "ready"): 2}
+    assert_counters_exact()
+
+
+def test_running_jobs_never_exceed_their_limit_when_claims_meet(other: Other) -> None:
+    enqueue_each(5)
+    limit(max_running=3)
+    with store.transaction() as tx:
+        assert len(store.claim(tx, worker_id=None, queues=["default"], limit=2)) == 2
+        late = other.starts(lambda: claim(5))
+        assert waits(late)
+    assert len(late.result(10)) == 1
+    assert_counters_exact()
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_key_that_is_being_taken_is_waited_for(other: Other, many: bool, commits: bool) -> None:
+    same = job(idempotency_key="k", args=[1])
+
+    def again() -> store.Enqueued:
+        return do(store.enqueue_many, [same])[0] if many else do(store.enqueue, same)
+
+    first = None
+    try:
+        with store.transaction() as tx:
+            first = store.enqueue(tx, same)
+            late = other.starts(again)
+            assert waits(late)
+            if not commits:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    answer = late.result(10)
+    assert answer.created is not commits
+    assert first is not None
+    assert (answer.job_id == first.job_id) is commits
+    assert real_counts() == {("default", "ready"): 1}
+    assert_counters_exact()
+
+
+def test_a_key_that_was_taken_meanwhile_by_another_call_is_a_conflict(other: Other) -> None:
+    with store.transaction() as tx:
+        store.enqueue(tx, job(idempotency_key="k", args=[1]))
+        late = other.starts(lambda: do(store.enqueue, job(idempotency_key="k", args=[2])))
+        assert waits(late)
+    with pytest.raises(IdempotencyConflict):
+        late.result(10)
+    assert_counters_exact()
+
+
+def test_an_ack_that_meets_a_cancel_is_refused_if_the_cancel_commits(other: Other) -> None:
+    held = [claim_each() for claim_each in [lambda: claim(1)[0]] * 2 if enqueue()]
+    with store.transaction() as tx:
+        store.cancel(tx, [each.job_id for each in held])
+        words = [store.Settlement("ack", each.lease_id, each.token) for each in reversed(held)]
+        late = other.starts(lambda: do(store.settle, words))
+        assert waits(late)
+    assert [answer.accepted for answer in late.result(10)] == [False, False]
+    assert_counters_exact()
+
+
+def test_a_cancel_that_meets_an_ack_skips_what_has_succeeded(other: Other) -> None:
+    enqueue_each(2)
+    first, second = claim(2)
+    with store.transaction() as tx:
+        assert store.ack(tx, second.lease_id, second.token).accepted
+        late = other.starts(lambda: do(store.cancel, [first.job_id, second.job_id]))
+        assert waits(late)
+    changed = late.result(10)
+    assert (changed.job_ids, changed.skipped) == ([first.job_id], {second.job_id: "succeeded"})
+    assert_counters_exact()
+
+
+def test_a_recount_waits_for_those_who_have_moved_jobs(other: Other) -> None:
+    enqueue_each(3)
+    with store.transaction() as tx:
+        store.claim(tx, worker_id=None, queues=["default"], limit=2)
+        tx.flush()
+        late = other.starts(lambda: do(store.recount, "default"))
+        assert waits(late)
+    assert late.result(10) == {"ready": 1, "running": 2}
+    assert_counters_exact()
+
+
+def test_whoever_moves_jobs_during_a_recount_adds_to_the_new_counters(other: Other) -> None:
+    enqueue_each(3)
+    with store.transaction() as tx:
+        store.recount(tx, "default")
+        late = other.starts(lambda: claim(2))
+        assert waits(late)
+    assert len(late.result(10)) == 2
+    assert_counters_exact()
+
+
+@pytest.mark.slow
+def test_owners_and_operators_that_meet_on_the_same_jobs_do_not_deadlock(engine: str) -> None:
+    faults: list[BaseException] = []
+    until = time.monotonic() + 3
+
+    def churn(number: int) -> None:
+        try:
+            while time.monotonic() < until:
+                ids = enqueue_each(3)
+                held = claim(6)
+                if number % 2:
+                    do(store.cancel, [c.job_id for c in reversed(held)] + ids)
+                else:
+                    words = [store.Settlement("nack", c.lease_id, c.token) for c in held]
+                    do(store.settle, words)
+                    do(store.requeue, [c.job_id for c in held])
+        except BaseException as error:
+            faults.append(error)
+        finally:
+            connection().close()
+
+    threads = [threading.Thread(target=churn, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert_counters_exact()
+
+
+# --- what an error means -------------------------------------------------------------------------
+
+
+def trouble(error: Exception) -> str:
+    return dialect_for(connection()).diagnose(error)
+
+
+def end_session(pid: int) -> None:
+    with connection().cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+
+
+def my_pid() -> int:
+    with connection().cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def test_a_wait_that_is_too_long_means_that_nothing_happened(other: Other) -> None:
+    enqueue()
+    limit(capacity=5)
+
+    def impatient() -> None:
+        with store.transaction(wait_seconds=0.05) as tx:
+            store.enqueue(tx, job())
+
+    with store.transaction() as tx:
+        store.enqueue(tx, job())
+        with pytest.raises(OperationalError) as caught:
+            other.does(impatient)
+    assert trouble(caught.value) == "busy"
+    assert_counters_exact()
+
+
+def test_a_deadlock_means_that_nothing_happened(other: Other) -> None:
+    enqueue(queue="a")
+    enqueue(queue="b")
+    for queue in "ab":
+        do(store.set_limits, queue, capacity=9, max_running=None)
+
+    def crosswise() -> None:
+        with store.transaction() as tx:
+            store.enqueue(tx, job(queue="b"))
+            store.enqueue(tx, job(queue="a"))
+
+    faults = []
+    try:
+        with store.transaction() as tx:
+            store.enqueue(tx, job(queue="a"))
+            late = other.starts(crosswise)
+            assert waits(late)
+            store.enqueue(tx, job(queue="b"))
+    except DatabaseError as error:
+        faults.append(error)
+    try:
+        late.result(10)
+    except DatabaseError as error:
+        faults.append(error)
+    assert [trouble(error) for error in faults] == ["busy"]
+    assert_counters_exact()
+
+
+def test_a_connection_that_died_while_idle_is_opened_again_unseen(other: Other) -> None:
+    before = other.does(my_pid)
+    end_session(before)
+    other.does(enqueue)
+    assert other.does(my_pid) != before
+    assert_counters_exact()
+
+
+def test_a_connection_that_dies_inside_a_transaction_means_that_nothing_happened(
+    other: Other,
+) -> None:
+    reached, killed = threading.Event(), threading.Event()
+
+    def enqueue_slowly() -> None:
+        with store.transaction() as tx:
+            store.enqueue(tx, job())
+            pids.append(my_pid())
+            reached.set()
+            assert killed.wait(10)
+            store.enqueue(tx, job())
+
+    pids: list[int] = []
+    late = other.starts(enqueue_slowly)
+    assert reached.wait(10)
+    end_session(pids[0])
+    killed.set()
+    with pytest.raises(DatabaseError) as caught:
+        late.result(10)
+    assert trouble(caught.value) == "lost"
+    assert real_counts() == {}
+    other.does(enqueue)
+
+
+@contextmanager
+def dying_at_commit() -> Iterator[None]:
+    """Let every session that commits a new job die in the middle of its commit."""
+    with connection().cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$"
+        )
+        cursor.execute(
+            "CREATE CONSTRAINT TRIGGER die AFTER INSERT ON relay_queue_job "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()"
+        )
+    try:
+        yield
+    finally:
+        with connection().cursor() as cursor:
+            cursor.execute("DROP FUNCTION die() CASCADE")
+
+
+def test_a_connection_that_dies_while_committing_leaves_the_outcome_unknown(other: Other) -> None:
+    with dying_at_commit():
+        late = other.starts(enqueue)
+        with pytest.raises(DatabaseError) as caught:
+            late.result(10)
+    assert isinstance(caught.value, OutcomeUnknown)
+
+
+def test_values_that_no_column_holds_are_a_fault_of_the_values(engine: str) -> None:
+    with pytest.raises(DatabaseError) as caught, store.transaction() as tx:
+        tx.execute("SELECT 'not a number'::int")
+    assert trouble(caught.value) == "data"
+
+
+# --- whose clock ---------------------------------------------------------------------------------
+
+
+def test_leases_follow_the_clock_of_the_server(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a machine whose clock is an hour ahead.
+    ahead = timedelta(hours=1)
+    monkeypatch.setattr(clock, "now", lambda: datetime.now(UTC) + ahead)
+    job_id = enqueue()
+    (held,) = claim(1)
+    assert abs(held.acquired_at - datetime.now(UTC)) < ahead / 2
+    assert abs(read(job_id).created_at - datetime.now(UTC)) < ahead / 2
+    assert ack(held).accepted
+    cancel(enqueue())
+
+
+def test_the_clock_does_not_stand_still_in_a_callers_transaction(engine: str) -> None:
+    with store.transaction() as outer:
+        enqueue()
+        with store.transaction() as inner:
+            assert inner.now > outer.now
+
+
+def test_a_pooler_is_given_no_prepared_statements(engine: str, settings: Any) -> None:
+    connection().close()
+    connection().settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = True
+    try:
+        assert state(enqueue()) == "ready"
+        with connection().cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+            assert cursor.fetchone() == (0,)
+    finally:
+        connection().settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = False
+    enqueue()
+    with connection().cursor() as cursor:
+        cursor.execute("SELECT count(*) > 0 FROM pg_prepared_statements")
+        assert cursor.fetchone() == (True,)
+    assert rows(Worker).count() == 0
