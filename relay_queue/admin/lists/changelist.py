@@ -11,6 +11,7 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet, Sum
 from django.http import HttpRequest
 from django.utils.dateparse import parse_datetime
+from django.utils.text import capfirst
 from django.utils.timezone import is_aware
 from django.utils.translation import gettext as _
 
@@ -65,6 +66,12 @@ class WalkChangeList(ChangeList):
     """A list whose page comes from a walk. The model's admin says which, and what it shows of it."""
 
     page: Page
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Read the page that the request asks for."""
+        super().__init__(*args, **options)
+        # Not "Select job to view": the list is what people come for.
+        self.title = capfirst(str(self.opts.verbose_name_plural))
 
     @property
     def walker(self) -> Walker:

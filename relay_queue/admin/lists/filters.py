@@ -207,6 +207,7 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
     """
 
     template = "admin/relay_queue/span_filter.html"
+    heading: ClassVar[Any] = ""
     asks: ClassVar[str] = ""
     only_states: ClassVar[tuple[str, ...]] = ()
 
@@ -256,6 +257,9 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
         elif self.span:
             asked.others.add(self.field_path)
 
+    def _get_default_title(self, request: HttpRequest, model_admin: Any, field_path: str) -> Any:
+        return self.heading or self.title
+
     def _ends(self) -> tuple[str, str]:
         return self.lookup_kwarg_gte, self.lookup_kwarg_lte
 
@@ -278,12 +282,14 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
 class CreatedFilter(SpanFilter):
     """Filters jobs by when they were enqueued."""
 
+    heading = _("Created")
     asks = "created"
 
 
 class DueFilter(SpanFilter):
     """Filters jobs that wait for a time, scheduled or between two attempts, by that time."""
 
+    heading = _("Due")
     asks = "due"
     only_states = (State.SCHEDULED, State.RETRYING)
 
@@ -291,4 +297,5 @@ class DueFilter(SpanFilter):
 class FinishedFilter(SpanFilter):
     """Filters jobs by when they ended."""
 
+    heading = _("Finished")
     asks = "finished"

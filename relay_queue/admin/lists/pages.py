@@ -19,7 +19,7 @@ JUMPS: Final = (-100, -10, -2, -1, 0, 1, 2, 10, 100)
 SEPARATOR: Final = "~"
 
 _ANCHOR: Final = re.compile(
-    r"(?P<page>[0-9]{1,9})~"
+    r"(?P<page>[1-9][0-9]{0,8})~"
     r"(?:(?P<number>-?[0-9]{1,19})|(?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]{8,15}(?:\+00:00)?))"
     r"~(?P<id>[0-9]{1,18})"
 )
@@ -45,7 +45,7 @@ def parse_anchor(text: str, *, numeric: bool) -> Anchor:
     if found is None or numeric == (found["time"] is not None):
         return START
     key = int(found["number"]) if numeric else found["time"]
-    return Anchor(max(1, int(found["page"])), Place(key, int(found["id"])))
+    return Anchor(int(found["page"]), Place(key, int(found["id"])))
 
 
 class Link(NamedTuple):

@@ -142,7 +142,8 @@ class Reader:
         if self.rest is None:
             return "", []
         one = self.rest.order_by().filter(pk=RawSQL("s.id", ())).values("pk")
-        sql, params = one.query.get_compiler(self.alias).as_sql()
+        # A filter that no row can match is to be a condition, too, and not an exception.
+        sql, params = one.query.get_compiler(self.alias, elide_empty=False).as_sql()
         return f"{before} EXISTS ({sql}) {after}".rstrip(), list(params)
 
     def _fetch(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
