@@ -11,7 +11,7 @@ from relay_queue.drill.observation import Observation, equal
 from relay_queue.states import State
 
 DAY_SECONDS = 86_400
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 3.0
 TIMEOUT_SECONDS = 2.0
 CLOCK = "jump_clock"
 GO, LATER = "go", "later"

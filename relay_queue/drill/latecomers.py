@@ -16,7 +16,7 @@ from relay_queue.scratch.processes import is_alive
 from relay_queue.states import State
 
 LEASE_SECONDS = 1.5
-TIMEOUT_SECONDS = 0.5
+TIMEOUT_SECONDS = 1.0
 GO, NEVER = "go", "never made"
 
 

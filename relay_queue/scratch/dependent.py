@@ -70,22 +70,24 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def leaving_when_told(*numbers: signal.Signals) -> Iterator[None]:
     """Turn the first of these signals into an exception, so that everything is cleaned up.
 
-    Further ones are ignored: they must not stop the stopping. Only the main thread may set it.
+    Further ones are ignored: they must not stop the stopping. So is one that was ignored before, as
+    under ``nohup``. Only the main thread may set it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
+        for each in heeded:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = [signal.signal(number, leave) for number in numbers]
+    before = [signal.signal(number, leave) for number in heeded]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(heeded, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -236,7 +236,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process is there and has not ended; one that waits to be reaped has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends while we read
         return False
 
 
