@@ -85,32 +85,39 @@ class Producer(Actor):
         return op
 
 
+FITTING = {
+    "cancel": ("scheduled", "ready", "running", "retrying"),
+    "requeue": ("dead", "cancelled"),
+    "run_now": ("scheduled", "retrying"),
+    "release_leases": ("running",),
+    "discard": ("dead",),
+}
+"""What an operator may do to jobs, and in which states it has an effect."""
+
+
 @dataclass
 class Operator(Actor):
     """Somebody at the console, who acts on any jobs."""
 
-    ACTS: ClassVar[tuple[str, ...]] = (
-        *("cancel", "requeue") * 3,
-        *("run_now", "release_leases", "discard"),
-    )
+    ACTS: ClassVar[tuple[str, ...]] = (*("cancel", "requeue") * 2, *FITTING)
 
     def step(self) -> None:
         """Act on one to three jobs, on a queue, or prune."""
         dice = self.world.dice
         what = dice.random()
         if what < 0.75:
-            jobs = [self._some_job() for _ in range(dice.choice((1, 1, 3)))]
-            self.act(dice.choice(self.ACTS), jobs)
+            verb = dice.choice(self.ACTS)
+            self.act(verb, [self._some_job(verb) for _ in range(dice.choice((1, 1, 3)))])
         elif what < 0.9:
             self.on_queue(dice.choice(("pause", "resume", "resume")), dice.choice(QUEUES))
         else:
             self.prune(State(dice.choice(("succeeded", "dead", "cancelled"))))
 
-    def _some_job(self) -> int:
-        """Return any job, or one that runs or has run lately."""
-        recent = [claim.job_id for claim in self.world.started[-4:]]
-        if recent and self.world.chance(0.6):
-            return self.world.dice.choice(recent)
+    def _some_job(self, verb: str) -> int:
+        """Return a job that the verb fits, as far as the operator saw; or any job."""
+        fitting = self.world.jobs_in(FITTING[verb])
+        if fitting and self.world.chance(0.7):
+            return self.world.dice.choice(fitting)
         return self.world.dice.randint(1, self.world.newest_job() + 1)
 
     def act(self, verb: str, jobs: list[int]) -> None:
@@ -131,11 +138,9 @@ class Operator(Actor):
         self.world.note("operate", told.fate, op=op)
 
     def prune(self, state: State) -> None:
-        """Delete what ended more than a minute ago."""
-        op = self._invoke("prune", None)
-        told = self.world.transact(
-            self, lambda tx: store.prune(tx, state, tx.now - timedelta(seconds=60))
-        )
+        """Delete what ended some time ago."""
+        op, age = self._invoke("prune", None), timedelta(seconds=self.world.dice.choice((1, 30)))
+        told = self.world.transact(self, lambda tx: store.prune(tx, state, tx.now - age))
         self.world.note("operate", told.fate, op=op)
 
     def _invoke(self, verb: str, jobs: list[int] | None) -> str:

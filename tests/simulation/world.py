@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -262,6 +262,12 @@ class World:
             "SELECT count(*) FROM relay_queue_job WHERE json_extract(payload, '$.kwargs.label') = ?"
         )
         return int(self.scratch.reader.execute(sql, [label]).fetchone()[0])
+
+    def jobs_in(self, states: Sequence[str]) -> list[int]:
+        """Return the newest jobs in one of these states, past Relay."""
+        marks = ", ".join("?" * len(states))
+        sql = f"SELECT id FROM relay_queue_job WHERE state IN ({marks}) ORDER BY id DESC LIMIT 5"
+        return [row[0] for row in self.scratch.reader.execute(sql, states)]
 
     def newest_job(self) -> int:
         """Return the id of the newest job, past Relay; 0 if there is none."""
