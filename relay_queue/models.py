@@ -354,6 +354,13 @@ class QueueMinute(models.Model):
                 fields=["minute", "queue", "worker_id"], name="relay_minute_key"
             ),
         ]
+        # A day is added up from the index alone: the rows with their histograms are long.
+        indexes = [
+            models.Index(
+                fields=["minute", "succeeded", "failed", "retried", "died"],
+                name="relay_minute_sums",
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.queue} {self.minute:%Y-%m-%d %H:%M}"

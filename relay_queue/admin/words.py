@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -18,7 +18,8 @@ DAY: Final = 86_400
 
 def number(n: int) -> str:
     """Return a whole number with separators between thousands."""
-    return number_format(n, use_l10n=True, force_grouping=True)
+    # Most numbers are small, and a dashboard has hundreds of them.
+    return str(n) if abs(n) < 1_000 else number_format(n, use_l10n=True, force_grouping=True)
 
 
 def percent(share: float | None) -> str:
@@ -58,8 +59,7 @@ def moment(when: datetime, text: str = "") -> SafeString:
 
     ``text`` is shown in its place, such as the time that has passed since.
     """
-    local = timezone.localtime(when)
-    exact = f"{date_format(local, 'DATE_FORMAT')} {local:%H:%M:%S} {local:%Z}"
+    exact = f"{timezone.localtime(when):%Y-%m-%d %H:%M:%S %Z}"
     return format_html(
         '<time datetime="{}" title="{}">{}</time>', when.isoformat(), exact, text or exact
     )

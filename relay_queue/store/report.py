@@ -53,7 +53,7 @@ LEDGER_TOTALS = """
 """
 """Count all leases by outcome, and those whose owner came back late."""
 
-LOOKED_AT_FOR_OLDEST: Final = 5_000
+LOOKED_AT_FOR_OLDEST: Final = 1_000
 RECENTLY_STOPPED: Final = timedelta(days=1)
 MOST_STOPPED_WORKERS: Final = 10
 

@@ -77,5 +77,5 @@ def test_percentiles_follow_the_counts() -> None:
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"3": null}', "{"])
 def test_altered_histogram_is_left_out(text: str) -> None:
     histogram = minutes.Histogram({3: 1})
-    histogram.add(text)
-    assert histogram.counts == {3: 1}
+    histogram.add(['{"3": 1}', text, '{"4": 2}'])
+    assert histogram.counts == {3: 2, 4: 2}
