@@ -130,9 +130,14 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # Named once for both: Django refuses a task on any other queue, and `migrate` creates these.
-_queues = ["default", "mail", "reports", "media"]
+_queues: dict[str, dict[str, int]] = {
+    "default": {},
+    "mail": {"capacity": 1_000},
+    "reports": {},
+    "media": {"max_running": 4},
+}
 
-TASKS = {"default": {"BACKEND": "relay_queue.backend.RelayBackend", "QUEUES": _queues}}
+TASKS = {"default": {"BACKEND": "relay_queue.backend.RelayBackend", "QUEUES": list(_queues)}}
 
 RELAY = {"QUEUES": _queues}
 

@@ -27,7 +27,7 @@ def percent(share: float | None) -> str:
     if share is None:
         return "–"
     if 0 < share < 0.001:
-        return _("under %(percent)s %%") % {"percent": number_format(0.1, 1)}
+        return _("<%(percent)s %%") % {"percent": number_format(0.1, 1)}
     digits = 0 if share in (0, 1) else 1
     return _("%(percent)s %%") % {"percent": number_format(share * 100, digits)}
 

@@ -124,8 +124,8 @@ def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> Q
         ],
         oldest_wait=duration(queue.oldest_wait_seconds),
         is_bound=queue.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST,
-        capacity=_meter(queue.unfinished, queue.capacity),
-        running=_meter(queue.counts.get(State.RUNNING, 0), queue.max_running),
+        capacity=_capacity(queue.unfinished, queue.capacity),
+        running=_running(queue.counts.get(State.RUNNING, 0), queue.max_running),
         succeeded=number(done.succeeded),
         failure_rate=percent(done.failure_rate),
         has_failed=done.failed > 0,
@@ -167,10 +167,19 @@ def _up_for(worker: WorkerStatus) -> str:
     return duration(whole(max(0.0, (until - row.started_at).total_seconds())))
 
 
-def _meter(used: int, limit: int | None) -> Meter | None:
+def _capacity(used: int, limit: int | None) -> Meter | None:
     if limit is None:
         return None
-    return Meter(linked(_used(used, limit), ""), _filled(used, limit))
+    share = used / limit if limit else 1.0
+    kind = "full" if share >= 1 else "nearly" if share >= 0.8 else "used"
+    return Meter(linked(_used(used, limit), ""), _filled(used, limit, kind))
+
+
+def _running(used: int, limit: int | None) -> Meter | None:
+    if limit is None:
+        return None
+    text = _("%(used)s running") % {"used": _used(used, limit)}
+    return Meter(linked(text, ""), _filled(used, limit))
 
 
 def _used(used: int, limit: int) -> str:
@@ -180,10 +189,9 @@ def _used(used: int, limit: int) -> str:
     }
 
 
-def _filled(used: int, limit: int) -> list[Piece]:
+def _filled(used: int, limit: int, kind: str = "used") -> list[Piece]:
     share = min(used / limit, 1.0) if limit else 1.0
-    kind = "full" if share >= 1 else "nearly" if share >= 0.8 else "used"
-    return [Piece(kind, "0", f"{share * 100:.1f}")] if used or not limit else []
+    return [Piece(kind, "0", f"{share * 100:.1f}")] if share else []
 
 
 def _pieces(counts: list[tuple[State, int]], largest: int) -> list[Piece]:
