@@ -176,10 +176,8 @@ class Dashboard(Job):
 
     class Meta:
         proxy = True
-        # The admin sorts the pages of an application by this name, in every language. The space
-        # puts the dashboard first; a browser does not show it.
-        verbose_name = format_lazy(" {}", _("Dashboard"))
-        verbose_name_plural = format_lazy(" {}", _("Dashboard"))
+        # The admin sorts its pages by this name: the space, which no browser shows, comes first.
+        verbose_name = verbose_name_plural = format_lazy(" {}", _("Dashboard"))
         default_permissions = ()
 
 
@@ -302,9 +300,7 @@ class Lease(models.Model):
         indexes = [
             models.Index(fields=["job", "id"], name="relay_lease_job"),
             models.Index(
-                fields=["expires_at"],
-                condition=Q(ended_at__isnull=True),
-                name="relay_lease_expiry",
+                fields=["expires_at"], condition=Q(ended_at__isnull=True), name="relay_lease_expiry"
             ),
             models.Index(
                 fields=["refused_at"],
