@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
+from django.db import connections
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
@@ -26,7 +27,17 @@ class RelayConfig(AppConfig):
         # imported; a project that has imported no task yet would go unchecked.
         import_module("relay_queue.compat")
         checks.register()
+        post_migrate.connect(tune_storage, sender=self)
         post_migrate.connect(create_configured_queues, sender=self)
+
+
+def tune_storage(using: str, **kwargs: Any) -> None:
+    """Set how the tables of the queue are stored, on the queue's database."""
+    from relay_queue import conf
+    from relay_queue.store.dialects import dialect_for
+
+    if using == conf.get().database:
+        dialect_for(connections[using]).tune(connections[using])
 
 
 def create_configured_queues(using: str, **kwargs: Any) -> None:

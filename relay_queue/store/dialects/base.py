@@ -105,5 +105,9 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def tune(self, connection: BaseDatabaseWrapper) -> None:
+        """Set how the tables are stored, where nobody has set that yet; after each ``migrate``."""
+
+    @abstractmethod
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
         """Bound how long the connection itself waits for the write lock, from now on."""

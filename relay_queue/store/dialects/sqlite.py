@@ -105,6 +105,9 @@ class SQLiteDialect(Dialect):
         connection.ensure_connection()
         connection.connection.text_factory = partial(str, encoding="utf-8", errors="replace")
 
+    def tune(self, connection: BaseDatabaseWrapper) -> None:
+        """Nothing to do: SQLite stores all tables alike."""
+
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
         """Set SQLite's busy timeout."""
         with connection.cursor() as cursor:
