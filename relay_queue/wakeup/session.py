@@ -54,6 +54,15 @@ END_OLD: LiteralString = """
 LOCK: LiteralString = "SELECT pg_advisory_lock(%s)"
 """Take the lock that proves this worker alive. A prober may hold it for a moment."""
 
+FIND_PID: LiteralString = "SELECT pg_backend_pid()"
+"""The server's process behind the connection."""
+
+POOLED = (
+    "A pooler stands between this worker and PostgreSQL. That is well if it keeps one server "
+    "connection for each client. Else the worker hears no notification, and its death may stay "
+    'unproven: let it connect directly, or set RELAY["WAKEUP"] to "poll".'
+)
+
 MAX_DELAY_SECONDS = 1.0
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -75,8 +84,11 @@ class Session:
         self._handover = threading.Lock()
         self._dialled: psycopg.Connection[Any] | None = None
         self._line: psycopg.Connection[Any] | None = None
+        self._server_pid: int | None = None
         with connections[using].wrap_database_errors:
-            line = self._open(None)
+            line = self._open()
+        if self._server_pid != line.info.backend_pid:
+            logger.warning(POOLED)  # a pooler tells its clients numbers of its own
         # Epoll and kqueue can be waited for themselves: the loop waits for one descriptor, while
         # connections come and go behind it.
         self._selector: Any = selectors.DefaultSelector()
@@ -124,7 +136,7 @@ class Session:
 
     close = release
 
-    def _open(self, old_pid: int | None) -> psycopg.Connection[Any]:
+    def _open(self) -> psycopg.Connection[Any]:
         # Imported here: only who uses PostgreSQL has the driver.
         import psycopg
 
@@ -134,9 +146,10 @@ class Session:
         line = psycopg.connect(**{**CONNECT_PARAMETERS, **wanted}, autocommit=True)
         try:
             line.execute(TUNE)
-            if old_pid is not None:
-                line.execute(END_OLD, [old_pid, self._lock_key])
+            if self._server_pid is not None:
+                line.execute(END_OLD, [self._server_pid, self._lock_key])
             line.execute(LOCK, [self._lock_key])
+            (self._server_pid,) = line.execute(FIND_PID).fetchone() or (None,)
             (channel,) = line.execute(FIND_CHANNEL).fetchone() or ("",)
             line.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
         except BaseException:
@@ -147,7 +160,7 @@ class Session:
     def _adopt(self, line: psycopg.Connection[Any]) -> None:
         self._line = line
         # Noted now: a connection that has ended cannot be asked.
-        self._descriptor, self._server_pid = line.fileno(), line.info.backend_pid
+        self._descriptor = line.fileno()
         self._selector.register(self._descriptor, selectors.EVENT_READ)
 
     def _take_over(self) -> int:
@@ -175,7 +188,7 @@ class Session:
         delay = 0.0
         while not self._closing.wait(delay):
             try:
-                line = self._open(self._server_pid)
+                line = self._open()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next may succeed
                 logger.debug("No new session yet: %s", error)
                 delay = min(MAX_DELAY_SECONDS, delay * 2 or 0.05)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from django.db import Error, connections
 
-from relay_queue import conf
+from relay_queue import conf, wakeup
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.base import Trouble
 from relay_queue.worker.tick import SLICE_SECONDS
@@ -143,6 +143,11 @@ class Database:
             self._connection.close()
         self._retry_at = time.monotonic() + self._delay
         self._delay = min(MAX_DELAY_SECONDS, self._delay * 2 or 0.05)
+
+    def ring(self) -> None:
+        """Wake the other workers, unless that needs a connection that is not there."""
+        if not self.lost:
+            wakeup.ring(self._connection.alias)
 
     def read_anything(self) -> None:
         """See `Dialect.read_anything`."""

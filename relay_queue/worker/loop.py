@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from django.db import Error
 
-from relay_queue import clock, conf, store, wakeup
+from relay_queue import clock, conf, store
 from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import TIMED_OUT, JobContext
@@ -323,7 +323,7 @@ class Loop:
     def _share_work(self) -> None:
         """There may be jobs, or room for them, that nobody has been told of."""
         self.pace.more = True
-        wakeup.ring(conf.get().database)
+        self.database.ring()
 
     def _start(self, claims: Sequence[Claim], began: float) -> None:
         for claim in claims:

@@ -161,7 +161,6 @@ def test_f7_exhausted_jobs_are_dead_letters_and_wait_for_an_operator(farm: Farm)
     assert farm.outcomes(job) == ["failed"] * 3 + ["acked"]
 
 
-@on_each_engine
 def test_f7_a_back_off_survives_the_death_of_all_workers(farm: Farm) -> None:
     workers = farm.work()
     job = farm.enqueue(chores.fail_for_a_second)

@@ -27,7 +27,6 @@ def test_idle_workers_hear_of_a_job_of_another_process(farm: Farm) -> None:
     wait_until(lambda: len(farm.runs()) == 1)
 
 
-@on_each_engine
 def test_every_job_of_a_burst_is_noticed(farm: Farm) -> None:
     farm.work(processes=2, concurrency=2)
     for _ in range(3):
@@ -69,7 +68,6 @@ def test_a_back_off_ends_without_other_traffic(farm: Farm) -> None:
     assert second.acquired_at - first.ended_at >= timedelta(seconds=1)
 
 
-@on_each_engine
 def test_a_snooze_or_a_release_rings_for_whoever_is_idle(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 0
     first = farm.work(concurrency=1)

@@ -58,7 +58,6 @@ def test_a_stopping_worker_does_not_wait_for_functions_whose_lease_is_over(farm:
     assert workers.wait(20) == 0, farm.log(workers)
 
 
-@on_each_engine
 def test_a_second_signal_hands_back_at_once_and_uncharged(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 600
     workers = farm.work(concurrency=2)

@@ -164,3 +164,16 @@ def test_a_transaction_that_went_past_django_is_rolled_back_between_two_function
     assert clean_connections() == ["default"]
     (left,) = on_server.execute("SELECT count(*) FROM django_content_type").fetchone() or (0,)
     assert left
+
+
+def test_a_pooler_in_between_is_named_in_the_log(
+    on_server: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Session("default", KEY).release()
+    assert "pooler" not in caplog.text
+    # A pooler tells a number of its own, not that of the server's process.
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    Session("default", KEY).release()
+    assert 'set RELAY["WAKEUP"] to "poll"' in caplog.text
