@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
 
 from relay_queue.admin.acts.jobs import JobActs
 from relay_queue.admin.joblists import DeadLetters, Jobs, Retries
@@ -33,6 +34,7 @@ class JobAdmin(JobActs, Jobs):
         job = options.get("obj")
         if isinstance(job, Job):
             context |= view.context(request, job, self.admin_site.name)
+            context |= {"title": _("Job %(id)s") % {"id": job.pk}, "subtitle": None}
         return super().render_change_form(request, context, *args, **options)
 
 

@@ -28,6 +28,12 @@ from relay_queue.admin.reading import WalkingAdmin
 from relay_queue.models import Lease
 
 
+class GrantedFilter(SpanFilter):
+    """Filters leases by when they were granted."""
+
+    heading = _("Granted")
+
+
 class OpenFilter(PresenceFilter):
     """Filters by whether the lease is still open."""
 
@@ -66,7 +72,7 @@ class LeaseAdmin(WalkingAdmin):
         OutcomeFilter,
         RefusedFilter,
         JobQueueFilter,
-        ("acquired_at", SpanFilter),
+        ("acquired_at", GrantedFilter),
     )
     search_fields = ("job__id",)
     search_kinds = ("id",)
