@@ -99,3 +99,14 @@ def test_worker_brings_the_jobs_into_all_their_states(site: Site) -> None:
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(30) == 0
     assert "No fault" in site.python("manage.py", "relay", "verify")
+
+
+def test_jobs_keep_coming_until_the_visitors_are_cancelled(site: Site) -> None:
+    open_doors = FILL.replace("print(demo_data.fill())", "demo_data.open_doors()")
+    site.python("-c", open_doors)
+    site.start_worker()
+    wait_until(lambda: sum(site.states().values()) > 3, timeout=60, message="visitors come")
+    site.python("manage.py", "relay", "cancel", "1")
+    wait_until(lambda: site.states().get("cancelled") == 1)
+    open_leases = "SELECT 'open', count(*) FROM relay_queue_lease WHERE ended_at IS NULL"
+    wait_until(lambda: site.counts(open_leases)["open"] == 0, timeout=60)
