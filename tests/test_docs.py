@@ -24,6 +24,7 @@ from django.conf import global_settings
 from django.core.management import CommandParser, get_commands
 
 from relay_queue import backend, checks, conf, exceptions, states
+from relay_queue.admin.acts import catalogue
 from relay_queue.bench.figures import SPECS
 from relay_queue.cli import base
 from relay_queue.db import gatefile
@@ -466,6 +467,20 @@ def test_every_table_is_described() -> None:
     assert sorted(named) == sorted(
         model._meta.db_table for model in models if not model._meta.proxy
     )
+
+
+def test_every_permission_is_described() -> None:
+    named = [code(row[0])[0] for row in rows(page("acts.md"), "Permission of `relay_queue`")]
+    models = list(apps.get_app_config("relay_queue").get_models())
+    permissions = {codename for model in models for codename, _ in model._meta.permissions}
+    views = {name for name in named if name.startswith("view_")} - permissions
+    assert set(named) == permissions | views
+    assert views <= {f"view_{model._meta.model_name}" for model in models}
+
+
+def test_every_act_is_described_with_the_states_that_it_is_for() -> None:
+    found = {row[0]: set(code(row[1])) for row in rows(page("acts.md"), "Act", "For jobs that are")}
+    assert found == {str(act.label): set(act.states) for act in catalogue.JOB_ACTS}
 
 
 def test_files_beside_the_database_bear_their_documented_names() -> None:

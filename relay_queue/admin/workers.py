@@ -32,6 +32,7 @@ class WorkerAdmin(WorkerActs, ReadingAdmin):
         "concurrency",
         "started_at",
         "heartbeat_at",
+        "ordered",
         "stopped_at",
         "stop_reason",
         "claimed",
