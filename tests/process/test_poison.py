@@ -206,12 +206,14 @@ def test_a_function_that_keeps_the_interpreter_past_its_lease_is_overtaken(
     farm.work(lease=1, processes=2)
     job = farm.enqueue(chore, how)
     (first,) = farm.wait_runs(job, word="began")
-    assert farm.wait_state(job, "succeeded").attempt == 2
+    farm.wait_state(job, "succeeded")
     second = farm.runs(job, "began")[1]
     assert second.pid != first.pid
     late = farm.wait_refused(farm.leases(job)[0].id)
     assert (late.outcome, late.refused_verb) == ("expired", "ack")
-    assert farm.outcomes(job) == ["expired", "acked"]
+    # On a busy machine a lease of a second may run out again.
+    *before, last = farm.outcomes(job)
+    assert (set(before), last) == ({"expired"}, "acked")
 
 
 def test_a_function_that_keeps_the_interpreter_hurts_only_its_own_process(farm: Farm) -> None:
