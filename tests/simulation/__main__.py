@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 
@@ -23,6 +24,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Play the seeds that were asked for; return 1 if one of them failed."""
     options = parser().parse_args(arguments)
+    # The scratch database is in memory where it can be: it must not stay there.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
     if options.seed is not None:
