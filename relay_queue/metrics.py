@@ -14,9 +14,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseForbidden
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from relay_queue import clock, conf
+from relay_queue import conf
 from relay_queue.states import State
-from relay_queue.store import minutes, report
+from relay_queue.store import inspect, minutes, report
 
 try:
     from prometheus_client import CollectorRegistry
@@ -77,7 +77,7 @@ def _queues() -> Iterator[Metric]:
         "relay_queue_capacity", "Unfinished jobs that a queue admits, if limited.", labels=["queue"]
     )
     paused = GaugeMetricFamily("relay_queue_paused", "1 while paused.", labels=["queue"])
-    for queue in report.queues(clock.now()):
+    for queue in report.queues(inspect.now()):
         for state in State:
             jobs.add_metric([queue.name, state.value], queue.counts.get(state, 0))
         oldest.add_metric([queue.name], queue.oldest_wait_seconds or 0.0)
@@ -93,7 +93,7 @@ def _events() -> Iterator[Metric]:
         "What befell jobs since midnight UTC: claims, ends of attempts, and late returns.",
         labels=["queue", "event"],
     )
-    midnight = clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    midnight = inspect.now().replace(hour=0, minute=0, second=0, microsecond=0)
     for queue, counts in minutes.events_since(midnight).items():
         for event, n in counts.items():
             events.add_metric([queue, event], n)
@@ -101,7 +101,7 @@ def _events() -> Iterator[Metric]:
 
 
 def _durations() -> Iterator[Metric]:
-    found = minutes.recent(clock.now(), RECENT_MINUTES)
+    found = minutes.recent(inspect.now(), RECENT_MINUTES)
     told = f"of the last {RECENT_MINUTES} minutes, estimated."
     for name, help_text, histogram in (
         ("relay_wait_seconds", f"From due to claimed, {told}", found.wait),
@@ -122,7 +122,7 @@ def _workers() -> Iterator[Metric]:
     )
     leases = GaugeMetricFamily("relay_worker_leases", "Jobs that a worker holds.", labels=labels)
     slots = GaugeMetricFamily("relay_worker_slots", "Jobs that it can hold.", labels=labels)
-    live = [w for w in report.workers(clock.now()) if w.row.stopped_at is None]
+    live = [w for w in report.workers(inspect.now()) if w.row.stopped_at is None]
     for worker in live:
         # The row's number, too: a name and a host may stand for several processes.
         values = [f"{worker.row.name}-{worker.row.pk}", worker.row.host]

@@ -20,9 +20,9 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 import relay_queue
-from relay_queue import clock, compat, conf, store
+from relay_queue import compat, conf, store
 from relay_queue.checks import TAG
-from relay_queue.cli import durations
+from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style
 from relay_queue.db.gate import gate_of
@@ -138,6 +138,17 @@ def _engine() -> Iterator[Finding]:
         yield Finding("engine", "warn", shown, f'Use ENGINE "{RELAY_ENGINE}": writers take turns.')
 
 
+def _server() -> Iterator[Finding]:
+    found = server.read()
+    if found is None:
+        return
+    yield Finding("server", "ok", found.version)
+    for name, value, hint in server.settings(found):
+        yield Finding(f"setting {name}", "warn" if hint else "ok", value, hint)
+    for name, value, hint in server.state(found):
+        yield Finding(name, "warn" if hint else "ok", value, hint)
+
+
 def _pragmas() -> Iterator[Finding]:
     alias = conf.get().database
     if database_path(alias) is None:
@@ -198,7 +209,7 @@ def _gate() -> Iterator[Finding]:
 
 def _workers() -> Iterator[Finding]:
     path = database_path(conf.get().database)
-    live = [w for w in report.workers(clock.now()) if w.row.stopped_at is None]
+    live = [w for w in report.workers(store.inspect.now()) if w.row.stopped_at is None]
     if not live:
         yield Finding("workers", "warn", "none is registered", "Start manage.py runworker.")
     for worker in live:
@@ -236,7 +247,7 @@ def _judge_worker(verdict: Liveness, age: float, text: str) -> tuple[Level, str,
 
 
 def _clock() -> Iterator[Finding]:
-    now = clock.now()
+    now = store.inspect.now()
     newest = Worker.objects.using(conf.get().database).order_by("-heartbeat_at").first()
     ahead = 0.0 if newest is None else _seconds(newest.heartbeat_at, now)
     text = f"{now:%Y-%m-%d %H:%M:%S} UTC"
@@ -283,6 +294,7 @@ def _megabytes(n: int) -> str:
 
 _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _engine,
+    _server,
     _pragmas,
     _log,
     _gate,

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections
 
 from relay_queue import conf
-from relay_queue.cli import durations
+from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
@@ -43,6 +43,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     # Before anything connects: opening the database would repair the end of its log.
     log = None if path is None else read_wal_in_child(path)
     file = None if path is None else _file_facts(path)
+    found = server.read()
+    tables = None if found is None else server.tables()
     status = report.status()
     queues = {queue.name: queue.counts for queue in status.queues}
     ledger = report.ledger_totals()
@@ -50,6 +52,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         {
             "file": file,
             "log": log and asdict(log),
+            "server": found and asdict(found),
+            "tables": tables,
             "jobs": queues,
             "ledger": ledger.outcomes,
             "refused": ledger.refused,
@@ -61,6 +65,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.line()
         out.facts(_log_facts(log), "Write-ahead log")
         out.line()
+    if found is not None and tables is not None:
+        _show_server(found, tables, out)
     _show_jobs(queues, out)
     out.line()
     out.table(["leases", "outcome"], [[n, name] for name, n in ledger.outcomes.items()], "Ledger")
@@ -78,6 +84,17 @@ def _file_facts(path: str) -> dict[str, Any]:
             cursor.execute(f"PRAGMA {name}")
             facts[name] = cursor.fetchone()[0]
     return facts
+
+
+def _show_server(found: server.Server, tables: dict[str, dict[str, Any]], out: Output) -> None:
+    """Show what stands in for file and log, which a server keeps to itself."""
+    out.facts({"server": found.version, "size_bytes": found.size_bytes}, "Database server")
+    out.line()
+    rows = [
+        [fact["rows"], fact["dead_rows"], fact["size_bytes"], name] for name, fact in tables.items()
+    ]
+    out.table(["rows", "dead rows", "bytes", "table"], rows, "Tables (estimates of the server)")
+    out.line()
 
 
 def _log_facts(log: WalReport) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 from datetime import datetime, timedelta
 from typing import Final
 
-from relay_queue import clock, conf, store
+from relay_queue import conf, store
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
 from relay_queue.states import State
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Prune, and show how much went."""
-    now = clock.now()
+    now = store.inspect.now()
     deleted: dict[str, int] = {}
     for state, seconds in _ages(options.state, options.older_than).items():
         deleted[state.value] = _prune_jobs(state, now - timedelta(seconds=seconds))

@@ -91,6 +91,12 @@ class OtherWorker:
     session_lock: bool
 
 
+def now() -> datetime:
+    """Return the time by the clock that leases follow: on a server, the server's."""
+    connection = connections[conf.get().database]
+    return dialect_for(connection).now(connection)
+
+
 def look() -> Look:
     """Read all queues, which have ready jobs, and when the next job is due and lease runs out."""
     names = _fetch(QUEUE_NAMES)

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from django.db import connections
 
-from relay_queue import clock, conf
+from relay_queue import conf
 from relay_queue.states import INTERRUPTED
-from relay_queue.store import minutes, report
+from relay_queue.store import inspect, minutes, report
 from relay_queue.store.dialects import dialect_for
 
 NEXT_DUE = """
@@ -66,7 +66,7 @@ class Overview:
 
 def read() -> Overview:
     """Read how everything stands now."""
-    now = clock.now()
+    now = inspect.now()
     return Overview(
         now=now,
         queues=report.queues(now),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from django.db import connections
 
-from relay_queue import clock, conf
+from relay_queue import conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease, Queue, Worker
 from relay_queue.states import ANSWERED, UNFINISHED, State
@@ -126,7 +126,7 @@ class Story:
 
 def status() -> Status:
     """Return how queues and workers stand now."""
-    now = clock.now()
+    now = inspect.now()
     return Status(
         now=now,
         queues=queues(now),

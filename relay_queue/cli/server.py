@@ -1,0 +1,133 @@
+"""What a database server says of itself: for the verbs that examine and inspect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import connections
+
+from relay_queue import clock, conf
+from relay_queue.cli import durations
+from relay_queue.store.dialects import dialect_for
+
+SETTINGS: Final = {
+    "fsync": ("on", "A crash of the machine may destroy the database. Set it to on."),
+    "full_page_writes": ("on", "A crash of the machine may destroy the database. Set it to on."),
+    "synchronous_commit": ("on", "Committed jobs may be lost in a crash. Set it to on."),
+    "autovacuum": ("on", "Nobody sweeps dead rows, so claims get slower. Set it to on."),
+    "default_transaction_isolation": (
+        "read committed",
+        "An enqueue in your own transaction may pass a capacity. Set it to read committed.",
+    ),
+}
+"""What each setting should be, and what it costs if it is not."""
+
+# As durable, or more.
+ALSO_SOUND: Final = {"synchronous_commit": {"local", "remote_write", "remote_apply"}}
+
+READ: Final = f"""
+    SELECT current_setting('server_version'), clock_timestamp(), pg_is_in_recovery(),
+           {", ".join(f"current_setting('{name}')" for name in SETTINGS)},
+           (SELECT min(xact_start) FROM pg_stat_activity WHERE datname = current_database()
+            AND pid <> pg_backend_pid()),
+           (SELECT count(*) FROM pg_stat_activity),
+           current_setting('max_connections')::int,
+           pg_database_size(current_database())
+"""
+"""Read everything in one statement."""
+
+TABLES: Final = """
+    SELECT relname, pg_total_relation_size(relid), n_live_tup, n_dead_tup
+    FROM pg_stat_user_tables WHERE relname LIKE %s ORDER BY relname
+"""
+"""Read how large the queue's tables are, and how many of their rows are dead."""
+
+OLD_TRANSACTION: Final = timedelta(minutes=10)
+CLOCK_SLACK_SECONDS: Final = 5.0
+FEW_CONNECTIONS_LEFT: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as it is now. ``clock_ahead_seconds`` is by how much its clock differs from ours."""
+
+    version: str
+    now: datetime
+    clock_ahead_seconds: float
+    standby: bool
+    settings: dict[str, str]
+    oldest_transaction_at: datetime | None
+    connections: int
+    max_connections: int
+    size_bytes: int
+
+
+def read() -> Server | None:
+    """Return the server that holds the queue; None if it is a file."""
+    connection = connections[conf.get().database]
+    if not dialect_for(connection).has_sessions:
+        return None
+    connection.ensure_connection()  # not part of what is timed
+    with connection.cursor() as cursor:
+        before = clock.now()
+        cursor.execute(READ)
+        version, now, standby, *values = cursor.fetchone()
+    middle = before + (clock.now() - before) / 2
+    return Server(
+        f"PostgreSQL {version}",
+        now,
+        (now - middle).total_seconds(),
+        standby,
+        dict(zip(SETTINGS, values[: len(SETTINGS)], strict=True)),
+        *values[len(SETTINGS) :],
+    )
+
+
+def tables() -> dict[str, dict[str, Any]]:
+    """Return the size of each table with its indexes, its rows, and how many of them are dead."""
+    with connections[conf.get().database].cursor() as cursor:
+        cursor.execute(TABLES, ["relay\\_queue\\_%"])
+        return {
+            name: {"size_bytes": size, "rows": rows, "dead_rows": dead}
+            for name, size, rows, dead in cursor.fetchall()
+        }
+
+
+Judged = tuple[str, str, str]
+"""A name, its value, and what to do about it; empty if all is well."""
+
+
+def settings(server: Server) -> Iterator[Judged]:
+    """Judge the settings that decide whether jobs are safe and claims stay fast."""
+    for name, value in server.settings.items():
+        sound, hint = SETTINGS[name]
+        well = value == sound or value in ALSO_SOUND.get(name, ())
+        yield name, value, "" if well else hint
+
+
+def state(server: Server) -> Iterator[Judged]:
+    """Judge what changes from hour to hour."""
+    if server.standby:
+        yield "role", "standby", "It takes no writes. Point DATABASES at the primary."
+    yield _oldest(server)
+    free = server.max_connections - server.connections
+    few = free < server.max_connections * FEW_CONNECTIONS_LEFT
+    hint = "New workers and requests will be refused. Raise max_connections, or use a pooler."
+    yield "connections", f"{server.connections} of {server.max_connections}", hint if few else ""
+    ahead = server.clock_ahead_seconds
+    if abs(ahead) > CLOCK_SLACK_SECONDS:
+        word = "ahead of" if ahead > 0 else "behind"
+        text = f"{durations.show(abs(ahead))} {word} this machine"
+        yield "server clock", text, "Leases follow the server's clock; compare logs with care."
+
+
+def _oldest(server: Server) -> Judged:
+    if server.oldest_transaction_at is None:
+        return "oldest transaction", "none", ""
+    age = server.now - server.oldest_transaction_at
+    hint = "Dead rows that it might still see cannot be swept, so claims get slower. End it."
+    shown = str(durations.show(max(0.0, age.total_seconds())))
+    return "oldest transaction", shown, hint if age > OLD_TRANSACTION else ""

@@ -1,0 +1,117 @@
+"""The verbs that look at the database say on PostgreSQL what they say on SQLite, or what instead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay_queue.cli import server
+from tests.conftest import Project
+
+pytestmark = pytest.mark.slow
+
+WORK = """
+from relay_queue import store
+with store.transaction() as tx:
+    store.enqueue_many(tx, [store.prepare(task="tests.tasks.anything") for _ in range(3)])
+    held = store.claim(tx, worker_id=None, queues=["default"], limit=2)
+    store.ack(tx, held[0].lease_id, held[0].token)
+"""
+
+
+def told(project: Project, *arguments: str, code: int = 0) -> Any:
+    done = project.manage("relay", *arguments, "--json", check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_verbs_that_look_speak_of_a_server(postgresql_project: Project) -> None:
+    project = postgresql_project
+    project.python(WORK)
+
+    findings = {each["name"]: each for each in told(project, "doctor")["findings"]}
+    assert findings["server"]["text"].startswith("PostgreSQL ")
+    assert findings["setting synchronous_commit"]["level"] == "ok"
+    # The server of the tests throws everything away.
+    assert findings["setting fsync"]["level"] == "warn"
+    assert not [name for name in findings if name.startswith("pragma")]
+
+    seen = told(project, "inspect")
+    assert (seen["file"], seen["log"]) == (None, None)
+    assert seen["jobs"] == {"default": {"ready": 1, "running": 1, "succeeded": 1}}
+    assert seen["tables"]["relay_queue_job"]["size_bytes"] > 0
+    assert "Database server" in project.manage("relay", "inspect").stdout
+
+    status = told(project, "status")
+    counts = {state: n for state, n in status["queues"][0]["counts"].items() if n}
+    assert counts == {"ready": 1, "running": 1, "succeeded": 1}
+
+    sound = told(project, "verify")
+    assert (sound["ok"], sound["jobs"]) == (True, 3)
+    assert "pg_amcheck" in sound["notes"][0]
+
+    told(project, "recover", "--recount")
+    assert told(project, "prune", "--older-than", "0s")["deleted"]["succeeded"] == 1
+
+
+def test_verify_names_what_was_changed_behind_its_back(postgresql_project: Project) -> None:
+    project = postgresql_project
+    project.python(WORK)
+    with psycopg.connect(str(project.database), autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")  # keys are not checked
+        connection.execute("UPDATE relay_queue_job SET payload = '[]' WHERE state = 'ready'")
+        connection.execute("UPDATE relay_queue_queuecount SET n = n + 5 WHERE state = 'ready'")
+        connection.execute("DELETE FROM relay_queue_job WHERE state = 'succeeded'")
+    found = told(project, "verify", code=1)
+    assert {"checksum", "counter", "foreign_key"} <= {fault["kind"] for fault in found["faults"]}
+
+
+def test_backup_names_the_tool_of_a_server(postgresql_project: Project, tmp_path: Any) -> None:
+    done = postgresql_project.manage("relay", "backup", str(tmp_path / "copy"), check=False)
+    assert done.returncode == 1
+    assert "pg_dump" in done.stderr
+
+
+def judged(name: str, **changes: Any) -> str:
+    from datetime import UTC, datetime, timedelta
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    sound = {key: value for key, (value, _hint) in server.SETTINGS.items()}
+    values = {
+        "version": "PostgreSQL 15",
+        "now": now,
+        "clock_ahead_seconds": 0.0,
+        "standby": False,
+        "settings": sound | changes.pop("settings", {}),
+        "oldest_transaction_at": now - timedelta(minutes=changes.pop("minutes", 1)),
+        "connections": 5,
+        "max_connections": 100,
+        "size_bytes": 1,
+    }
+    found = server.Server(**{**values, **changes})
+    hints = {key: hint for key, _, hint in [*server.settings(found), *server.state(found)]}
+    return hints.get(name, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("synchronous_commit", {"settings": {"synchronous_commit": "off"}}),
+        ("autovacuum", {"settings": {"autovacuum": "off"}}),
+        ("default_transaction_isolation", {"settings": {"default_transaction_isolation": "x"}}),
+        ("role", {"standby": True}),
+        ("oldest transaction", {"minutes": 11}),
+        ("connections", {"connections": 95}),
+        ("server clock", {"clock_ahead_seconds": -60.0}),
+    ],
+)
+def test_what_is_wrong_with_a_server_has_a_way_out(name: str, changes: dict[str, Any]) -> None:
+    assert judged(name) == ""
+    assert judged(name, **changes)
+
+
+def test_a_commit_that_waits_for_a_standby_is_sound() -> None:
+    assert judged("synchronous_commit", settings={"synchronous_commit": "remote_apply"}) == ""

@@ -1,0 +1,124 @@
+"""PostgreSQL's plans among many finished jobs: no hot statement reads a table from end to end.
+
+Every statement of the verbs is explained with its own values before it runs, with and without
+statistics.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from relay_queue import store
+from relay_queue.store import Settlement, inspect
+from relay_queue.store.dialects.postgresql import _Cursor
+from tests.store.actions import (
+    Wall,
+    after,
+    claim,
+    claim_one,
+    connection,
+    do,
+    enqueue,
+    job,
+    register,
+)
+
+pytestmark = [
+    pytest.mark.parametrize("engine", ["postgresql"], indirect=True),
+    pytest.mark.slow,
+]
+
+FINISHED = 20_000
+"""Enough that reading them all is dearer than any index; the plan is the same for a million."""
+
+COPIES = """
+    INSERT INTO relay_queue_job ({columns})
+    SELECT {columns} FROM relay_queue_job CROSS JOIN generate_series(1, %s) WHERE id = %s
+"""
+LEASES = """
+    INSERT INTO relay_queue_lease (job_id, attempt, token, acquired_at, expires_at, ended_at,
+        outcome, error, traceback, refused_verb, refused_reason)
+    SELECT id, 1, md5(id::text), created_at, created_at, finished_at, 'acked', '', '', '', ''
+    FROM relay_queue_job WHERE state = 'succeeded'
+"""
+WALK = re.compile(r"Seq Scan on relay_queue_(job|lease)\b")
+
+
+@pytest.fixture(params=["analyzed", "not analyzed"])
+def crowded(request: pytest.FixtureRequest, wall: Wall) -> Wall:
+    """Fill the tables with many finished jobs, and some of every other kind."""
+    do(store.ack, *held(claim_of(enqueue())))
+    with connection().cursor() as cursor:
+        cursor.execute(
+            "SELECT string_agg(column_name, ', ') FROM information_schema.columns "
+            "WHERE table_name = 'relay_queue_job' AND column_name <> 'id'"
+        )
+        columns = cursor.fetchone()[0]
+        cursor.execute("SELECT max(id) FROM relay_queue_job")
+        cursor.execute(COPIES.format(columns=columns), [FINISHED, cursor.fetchone()[0]])
+        cursor.execute("DELETE FROM relay_queue_lease")
+        cursor.execute(LEASES)
+    wall.advance(60)
+    do(store.enqueue_many, [job(run_after=after(9_000 + n)) for n in range(80)])
+    do(store.enqueue_many, [job(queue=f"q{n % 4}", priority=n % 3) for n in range(400)])
+    claim(16, "q0", "q1", worker_id=register())
+    with connection().cursor() as cursor:
+        if request.param == "analyzed":
+            cursor.execute("ANALYZE")
+    return wall
+
+
+def claim_of(job_id: int) -> store.Claim:
+    only = claim_one()
+    assert only.job_id == job_id
+    return only
+
+
+def held(claimed: store.Claim) -> tuple[int, str]:
+    return claimed.lease_id, claimed.token
+
+
+def live(wall: Wall) -> None:
+    """Do everything that a worker's loop, a producer and an operator do all day."""
+    worker_id = register()
+    enqueue(queue="q2", idempotency_key="k")
+    do(store.enqueue_many, [job(queue="q2", idempotency_key=f"k{n}") for n in range(5)])
+    inspect.look()
+    taken = claim(16, "q2", "q3", worker_id=worker_id)
+    do(store.renew, [(c.lease_id, c.token, 60.0) for c in taken])
+    inspect.open_leases([c.lease_id for c in taken])
+    inspect.leases_of(worker_id)
+    words = ("ack", "nack", "snooze", "release") * 3
+    do(store.settle, [Settlement(w, *held(c)) for w, c in zip(words, taken[:12], strict=True)])  # type: ignore[arg-type]
+    do(store.settle, [Settlement("ack", *held(taken[0]))])
+    do(store.cancel, [c.job_id for c in taken[12:14]])
+    do(store.requeue, [c.job_id for c in taken[12:14]])
+    do(store.recover_dead, [worker_id])
+    wall.advance(3_600)
+    do(store.recover_expired)
+    do(store.promote)
+    do(store.prune, "succeeded", wall.now - timedelta(days=9))
+    do(store.prune, "cancelled", wall.now)
+
+
+def test_no_hot_statement_reads_a_table_from_end_to_end(
+    crowded: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: dict[str, str] = {}
+    execute = _Cursor.execute
+
+    def explained(self: _Cursor, query: str, params: object = None, **options: object) -> object:
+        words = query.split()
+        if words[0] in ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH"):
+            execute(self, f"EXPLAIN {query}", params)
+            plans[" ".join(words)] = "\n".join(row[0] for row in self.fetchall())
+        return execute(self, query, params, **options)
+
+    monkeypatch.setattr(_Cursor, "execute", explained)
+    live(crowded)
+    assert len(plans) > 20
+    walks = {query: plan for query, plan in plans.items() if WALK.search(plan)}
+    assert walks == {}
