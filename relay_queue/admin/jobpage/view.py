@@ -44,6 +44,7 @@ class Attempt:
     ended: SafeString | None
     lasted: SafeString
     refused: SafeString | None
+    refused_at: SafeString | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def _attempt(lease: Lease, now: datetime, site: str) -> Attempt:
         ended=_moment(lease.ended_at),
         lasted=cells.ran(lease, now),
         refused=refused,
+        refused_at=_moment(lease.refused_at),
     )
 
 
