@@ -15,6 +15,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import django
 
+from relay_project.csp import POLICY
+
 
 def _scratch_directory() -> Path:
     """Make a directory for this process's databases, removed when this process exits."""
@@ -63,6 +65,7 @@ ROOT_URLCONF = "tests.urls"
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "relay_project" / "static"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # The fastest hasher Django has: no test is about the strength of a password.
@@ -86,7 +89,11 @@ INSTALLED_APPS = [
 if django.VERSION < (6, 0):
     INSTALLED_APPS.append("django_tasks")
 
+# The policy of the reference project, so that a browser refuses here what it would refuse there.
+SECURE_CSP = POLICY
+
 MIDDLEWARE = [
+    "relay_project.csp.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -97,6 +104,7 @@ MIDDLEWARE = [
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 from django.contrib.auth.models import Group
@@ -58,6 +59,11 @@ def fail(message: str = "no") -> None:
 @task(max_attempts=1)
 def fail_once_only() -> None:
     raise ValueError("no")
+
+
+@task(max_attempts=1)
+def read_file(path: str) -> str:
+    return Path(path).read_text()
 
 
 @task

@@ -2,61 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.test import Client
+from playwright.sync_api import expect
 
 from relay_queue.admin.acts import bulk, jobs
 from relay_queue.models import BulkAct
 from tests.admin.acting import person
+from tests.admin.conftest import Visit
 from tests.store import actions
 
-sync_api = pytest.importorskip("playwright.sync_api")
-expect = sync_api.expect
-
-CHROMIUM = shutil.which("chromium")
 SMALL = 3
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+    pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),
     pytest.mark.django_db(transaction=True),
 ]
 
 
 @pytest.fixture
-def client() -> Client:
-    """Return the session of an operator who may cancel."""
-    return person("cancel_job", "discard_job")
-
-
-@pytest.fixture
-def page(live_server: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return a page of a browser with that session; any complaint fails the test."""
-    # Playwright runs a loop in this thread, in which Django would forbid to use the database.
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+def page(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a page of an operator who may cancel and discard; batches are small."""
     for module in (jobs, bulk):
         monkeypatch.setattr(module, "BATCH", SMALL)
-    complaints: list[str] = []
-
-    def judge(response: Any) -> None:
-        if response.status >= 400 and "favicon" not in response.url:
-            complaints.append(f"{response.status} {response.url}")
-
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context(base_url=live_server.url)
-        cookie = client.cookies["sessionid"].value
-        context.add_cookies([{"name": "sessionid", "value": cookie, "url": live_server.url}])
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("response", judge)
-        yield page
-        browser.close()
-    assert not complaints
+    return visit(person("cancel_job", "discard_job"))
 
 
 def test_running_job_is_cancelled_with_two_presses(page: Any) -> None:

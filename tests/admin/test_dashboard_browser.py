@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from playwright.sync_api import expect
 
 from relay_queue.admin.dashboard import page as dashboard
+from tests.admin.conftest import Visit
 from tests.store import actions
 
-sync_api = pytest.importorskip("playwright.sync_api")
-
-CHROMIUM = shutil.which("chromium")
 PATH = "/admin/relay_queue/dashboard/"
-PATIENCE_MILLISECONDS = 20_000
 TOP = "element => element.getBoundingClientRect().top"
+BROKEN = 500
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+    pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),
     pytest.mark.django_db(transaction=True),
 ]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    # Playwright runs a loop in this thread, in which Django would forbid to use the database.
-    with pytest.MonkeyPatch.context() as patch, sync_api.sync_playwright() as playwright:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(
-    browser: Any, live_server: Any, admin_user: User, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """The dashboard of an administrator, refreshed four times a second. Fails on any complaint."""
+def page(visit: Visit, admin_user: User, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the dashboard of an administrator, refreshed four times a second."""
     monkeypatch.setattr(dashboard, "REFRESH_SECONDS", 0.25)
     client = Client()
     client.force_login(admin_user)
-    context = browser.new_context(base_url=live_server.url, viewport={"width": 900, "height": 500})
-    cookie = client.cookies["sessionid"].value
-    context.add_cookies([{"name": "sessionid", "value": cookie, "url": live_server.url}])
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MILLISECONDS)
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page = visit(client, expected=(BROKEN,), viewport={"width": 900, "height": 500})
     page.goto(PATH)
     page.locator("#relay-live[data-state=live]").wait_for()
-    yield page
-    context.close()
-    assert not complaints
+    return page
 
 
 def ready(page: Any) -> Any:
@@ -65,7 +42,7 @@ def ready(page: Any) -> Any:
 
 def wait_for(page: Any, n: int) -> None:
     """Wait until the tile of ready jobs shows a number."""
-    sync_api.expect(ready(page)).to_have_text(str(n), timeout=PATIENCE_MILLISECONDS)
+    expect(ready(page)).to_have_text(str(n))
 
 
 def test_figures_follow_the_queue_and_leave_focus_scroll_and_tables(page: Any) -> None:
@@ -96,7 +73,7 @@ def test_opened_table_stays_open(page: Any) -> None:
     actions.enqueue()
     wait_for(page, 1)
     table = page.locator("[data-key=hour] details table")
-    sync_api.expect(table).to_be_visible()
+    expect(table).to_be_visible()
 
 
 def test_pause_stops_the_refreshing_until_it_is_resumed(page: Any) -> None:
@@ -106,7 +83,7 @@ def test_pause_stops_the_refreshing_until_it_is_resumed(page: Any) -> None:
     actions.enqueue()
     page.wait_for_timeout(1_000)
     assert asked == []
-    sync_api.expect(page.locator("#relay-status-text")).to_have_text("Paused")
+    expect(page.locator("#relay-status-text")).to_have_text("Paused")
     page.get_by_role("button", name="Resume").click()
     wait_for(page, 1)
 
@@ -134,11 +111,11 @@ def test_failing_server_is_named_and_asked_less_often(page: Any) -> None:
 
     def fail(route: Any) -> None:
         asked.append(route.request.url)
-        route.fulfill(status=500, body="broken")
+        route.fulfill(status=BROKEN, body="broken")
 
     page.route("**/live/", fail)
     page.locator("#relay-live[data-state=failed]").wait_for()
-    sync_api.expect(page.locator("#relay-status-text")).to_contain_text("Could not refresh")
+    expect(page.locator("#relay-status-text")).to_contain_text("Could not refresh")
     assert ready(page).inner_text() == "1", "what was known stays"
     page.wait_for_timeout(2_000)
     assert len(asked) < 6, "eight would be due"
@@ -150,4 +127,4 @@ def test_failing_server_is_named_and_asked_less_often(page: Any) -> None:
 
 def test_reader_who_was_signed_out_is_told(page: Any) -> None:
     page.context.clear_cookies()
-    sync_api.expect(page.locator("#relay-status-text")).to_contain_text("no longer signed in")
+    expect(page.locator("#relay-status-text")).to_contain_text("no longer signed in")
