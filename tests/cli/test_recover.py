@@ -38,10 +38,11 @@ def test_nothing_to_do_is_said(relay: Relay) -> None:
 # A worker that holds a lease and then lives, or dies without a word.
 WORKER = """
 import os, sys, time
-from relay_queue import conf, store, wakeup
+from relay_queue import conf, store
+from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import LivenessLock
 from tests.store import actions
-lock = LivenessLock.hold(wakeup.database_path("default"), sys.argv[1] * 32)
+lock = LivenessLock.hold(database_path("default"), sys.argv[1] * 32)
 worker_id = actions.register(
     incarnation=sys.argv[1] * 32, name=sys.argv[1], pid=os.getpid(),
     lock_device=lock.identity.device, lock_inode=lock.identity.inode)

@@ -133,7 +133,7 @@ def play_bad_disk(farm: Farm, shim: Path, dice: random.Random) -> None:
         assert time.monotonic() < deadline, farm.everything()
     assert bursts > 2, "too few for a test of faults"
     farm.stop(workers)
-    kill_rounds.assert_ledger_explains_all(farm)
+    kill_rounds.assert_ledger_explains_all(farm, kill_rounds.JOBS)
     assert farm.manage("relay", "verify", check=False).returncode == 0
 
 

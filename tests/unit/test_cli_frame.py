@@ -184,7 +184,7 @@ def test_other_database_errors_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("stauts", "Did you mean 'status'"), ("xyzzy", "The verbs are demo, status")]
+    ("text", "hint"), [("stauts", "Did you mean 'status'"), ("xyzzy", "The verbs are demo, drill")]
 )
 def test_an_unknown_verb_is_refused_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(CommandError, match=hint):
