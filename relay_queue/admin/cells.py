@@ -74,6 +74,18 @@ def attempts(job: Job) -> SafeString:
     )
 
 
+def count(label: Any, n: int | None) -> SafeString:
+    """Show a number, with what it counts where there is no heading above it; a dash for none."""
+    return labelled(label, dash() if n is None else words.number(n))
+
+
+def labelled(label: Any, shown: str) -> SafeString:
+    """Show something, with its name where there is no heading above it."""
+    return format_html(
+        '<span class="relay-number"><span class="relay-label">{}</span>{}</span>', label, shown
+    )
+
+
 def priority(job: Any, now: datetime) -> SafeString:
     """Show the priority, and for a job that waits its turn what it has grown to by waiting."""
     if job.state != State.READY or job.aging_seconds is None:

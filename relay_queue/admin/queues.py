@@ -8,8 +8,10 @@ from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.admin import badges, cells, words
 from relay_queue.admin.acts.queues import QueueActs
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import Queue, QueueCount
@@ -22,14 +24,14 @@ class QueueAdmin(QueueActs, ReadingAdmin):
 
     list_display = (
         "name",
+        "claims",
         "unfinished",
         "ready",
         "running",
         "dead",
-        "capacity",
-        "max_running",
-        "aging_seconds",
-        "paused_at",
+        "jobs_admitted",
+        "leases_admitted",
+        "aging",
     )
     search_fields = ("name",)
     readonly_fields = ("unfinished", "ready", "running", "dead")
@@ -49,24 +51,46 @@ class QueueAdmin(QueueActs, ReadingAdmin):
         return counted
 
     @admin.display(description=_("unfinished"))
-    def unfinished(self, queue: Any) -> int:
+    def unfinished(self, queue: Any) -> SafeString:
         """Show how many jobs count against the capacity."""
-        return int(queue.n_unfinished)
+        return cells.count(_("unfinished"), queue.n_unfinished)
 
     @admin.display(description=_("ready"))
-    def ready(self, queue: Any) -> int:
+    def ready(self, queue: Any) -> SafeString:
         """Show how many jobs wait for a worker."""
-        return int(queue.n_ready)
+        return cells.count(_("ready"), queue.n_ready)
 
     @admin.display(description=_("running"))
-    def running(self, queue: Any) -> int:
+    def running(self, queue: Any) -> SafeString:
         """Show how many jobs run."""
-        return int(queue.n_running)
+        return cells.count(_("running"), queue.n_running)
 
     @admin.display(description=_("dead letters"))
-    def dead(self, queue: Any) -> int:
+    def dead(self, queue: Any) -> SafeString:
         """Show how many jobs wait for an operator."""
-        return int(queue.n_dead)
+        return cells.count(_("dead letters"), queue.n_dead)
+
+    @admin.display(description=_("claims"))
+    def claims(self, queue: Queue) -> SafeString:
+        """Show whether workers claim from it."""
+        if queue.paused_at is None:
+            return badges.badge("running", _("Open"), badges.PLAY)
+        return badges.badge("paused", _("Paused"), badges.PAUSE)
+
+    @admin.display(description=_("capacity"))
+    def jobs_admitted(self, queue: Queue) -> SafeString:
+        """Show how many unfinished jobs it admits."""
+        return cells.count(_("capacity"), queue.capacity)
+
+    @admin.display(description=_("max running"))
+    def leases_admitted(self, queue: Queue) -> SafeString:
+        """Show how many of its jobs may run at once."""
+        return cells.count(_("max running"), queue.max_running)
+
+    @admin.display(description=_("aging"))
+    def aging(self, queue: Queue) -> SafeString:
+        """Show how long a job waits for one class of priority."""
+        return cells.labelled(_("aging"), words.duration(queue.aging_seconds))
 
 
 def _jobs(*states: State) -> Coalesce:

@@ -9,8 +9,9 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.functional import cached_property
+from django.utils.text import capfirst
 
 from relay_queue import conf
 from relay_queue.admin.lists import searching
@@ -58,6 +59,13 @@ class ReadingAdmin(ModelAdmin):
         css: ClassVar[dict[str, list[str]]] = {
             "all": ["relay_queue/tokens.css", "relay_queue/lists.css"]
         }
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Name what is listed: the admin's own title asks to select a row, which nobody must."""
+        title = capfirst(str(self.opts.verbose_name_plural))
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read from the database of the queue."""

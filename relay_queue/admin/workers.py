@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.admin import cells
 from relay_queue.admin.acts.workers import WorkerActs
+from relay_queue.admin.dashboard.panels import worker_badge
 from relay_queue.admin.lists.filters import PresenceFilter
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import Worker
@@ -27,18 +31,15 @@ class WorkerAdmin(WorkerActs, ReadingAdmin):
 
     list_display = (
         "name",
-        "host",
-        "pid",
-        "concurrency",
-        "started_at",
-        "heartbeat_at",
-        "ordered",
-        "stopped_at",
+        "place",
+        "state",
+        "slots",
+        "heartbeat",
+        "began",
+        "ran_well",
+        "ran_badly",
+        "came_late",
         "stop_reason",
-        "claimed",
-        "succeeded",
-        "failed",
-        "refused",
     )
     list_filter = (StoppedFilter,)
     search_fields = ("name", "host")
@@ -46,3 +47,43 @@ class WorkerAdmin(WorkerActs, ReadingAdmin):
     ordering = ("-id",)
     # The incarnation names the worker's lock file; it says nothing to people.
     exclude = ("incarnation", "lock_device", "lock_inode", "session_lock")
+
+    @admin.display(description=_("process"))
+    def place(self, worker: Worker) -> str:
+        """Show the machine and the process."""
+        return gettext("%(host)s, pid %(pid)s") % {"host": worker.host, "pid": worker.pid}
+
+    @admin.display(description=_("state"))
+    def state(self, worker: Worker) -> SafeString:
+        """Show what the worker does, as far as is known."""
+        return worker_badge(worker, (cells.now() - worker.heartbeat_at).total_seconds())
+
+    @admin.display(description=_("slots"))
+    def slots(self, worker: Worker) -> SafeString:
+        """Show how many jobs it runs at once."""
+        return cells.count(_("slots"), worker.concurrency)
+
+    @admin.display(description=_("heartbeat"))
+    def heartbeat(self, worker: Worker) -> SafeString:
+        """Show when it was last heard of."""
+        return cells.labelled(_("heartbeat"), cells.ago(worker.heartbeat_at, cells.now()))
+
+    @admin.display(description=_("started"))
+    def began(self, worker: Worker) -> SafeString:
+        """Show when it started."""
+        return cells.labelled(_("started"), cells.ago(worker.started_at, cells.now()))
+
+    @admin.display(description=_("succeeded"))
+    def ran_well(self, worker: Worker) -> SafeString:
+        """Show how many attempts succeeded."""
+        return cells.count(_("succeeded"), worker.succeeded)
+
+    @admin.display(description=_("failed"))
+    def ran_badly(self, worker: Worker) -> SafeString:
+        """Show how many attempts failed."""
+        return cells.count(_("failed"), worker.failed)
+
+    @admin.display(description=_("refused"))
+    def came_late(self, worker: Worker) -> SafeString:
+        """Show how many of its outcomes were refused."""
+        return cells.count(_("refused"), worker.refused)

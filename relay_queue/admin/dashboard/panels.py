@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 from relay_queue.admin.badges import BROKEN, PAUSE, PLAY, SLASHED, badge
 from relay_queue.admin.dashboard.links import Links, counted, linked
 from relay_queue.admin.words import age, duration, moment, number, percent, whole
-from relay_queue.models import WorkerOrder
+from relay_queue.models import Worker, WorkerOrder
 from relay_queue.states import State
 from relay_queue.store.minutes import Histogram, Tally
 from relay_queue.store.overview import Overview
@@ -109,7 +109,24 @@ def percentiles(histogram: Histogram) -> list[tuple[str, str]]:
 
 def is_silent(worker: WorkerStatus) -> bool:
     """Say whether a worker that has not stopped has long not been heard of."""
-    return worker.row.stopped_at is None and worker.heartbeat_age_seconds > SILENT_SECONDS
+    return _is_silent(worker.row, worker.heartbeat_age_seconds)
+
+
+def worker_badge(row: Worker, heartbeat_age_seconds: float) -> SafeString:
+    """Return the badge of what a worker does, as far as its row and its last heartbeat tell."""
+    if row.stopped_at is not None:
+        return badge("cancelled", _("Stopped"), SLASHED)
+    if _is_silent(row, heartbeat_age_seconds):
+        return badge("lost", _("Silent"), BROKEN)
+    if row.ordered == WorkerOrder.STOP:
+        return badge("paused", _("Stopping"), SLASHED)
+    if row.ordered == WorkerOrder.QUIET:
+        return badge("paused", _("Quiet"), PAUSE)
+    return badge("running", _("Alive"), PLAY)
+
+
+def _is_silent(row: Worker, heartbeat_age_seconds: float) -> bool:
+    return row.stopped_at is None and heartbeat_age_seconds > SILENT_SECONDS
 
 
 def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> QueueRow:
@@ -140,25 +157,13 @@ def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
         name=linked(row.name, links.worker(row.pk)),
         place=_("%(host)s, pid %(pid)s") % {"host": row.host, "pid": row.pid},
         queues=", ".join(row.queues.split(",")) if row.queues else _("all"),
-        badge=_worker_badge(worker),
+        badge=worker_badge(row, worker.heartbeat_age_seconds),
         slots=Meter(held, _filled(worker.open_leases, row.concurrency)),
         succeeded=number(row.succeeded),
         failed=number(row.failed),
         heartbeat=moment(row.heartbeat_at, age(worker.heartbeat_age_seconds)),
         started=moment(row.started_at, _up_for(worker)),
     )
-
-
-def _worker_badge(worker: WorkerStatus) -> SafeString:
-    if worker.row.stopped_at is not None:
-        return badge("cancelled", _("Stopped"), SLASHED)
-    if is_silent(worker):
-        return badge("lost", _("Silent"), BROKEN)
-    if worker.row.ordered == WorkerOrder.STOP:
-        return badge("paused", _("Stopping"), SLASHED)
-    if worker.row.ordered == WorkerOrder.QUIET:
-        return badge("paused", _("Quiet"), PAUSE)
-    return badge("running", _("Alive"), PLAY)
 
 
 def _up_for(worker: WorkerStatus) -> str:
