@@ -40,6 +40,9 @@ class JobList(WalkingAdmin):
 
     list_display_links: Any = ("job",)
     counted = True
+    linked = frozenset(
+        {"created_at__gte", "created_at__lte", "finished_at__gte", "finished_at__lte"}
+    )
     search_fields = ("id", "task", "queue", "idempotency_key", "last_error")
 
     def get_search_results(

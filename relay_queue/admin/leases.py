@@ -74,6 +74,7 @@ class LeaseAdmin(WalkingAdmin):
         JobQueueFilter,
         ("acquired_at", GrantedFilter),
     )
+    linked = frozenset({"refused_at__gte", "ended_at__gte", "outcome__in", "worker__id__exact"})
     search_fields = ("job__id",)
     search_kinds = ("id",)
     search_help_text = _("The id of a job finds its attempts.")

@@ -60,12 +60,25 @@ class ReadingAdmin(ModelAdmin):
             "all": ["relay_queue/tokens.css", "relay_queue/lists.css"]
         }
 
+    linked: ClassVar[frozenset[str]] = frozenset()
+    """Conditions that no filter of the list has, and that links of other pages to it have."""
+
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Name what is listed: the admin's own title asks to select a row, which nobody must."""
         title = capfirst(str(self.opts.verbose_name_plural))
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        """Allow the filters of the list and what other pages link with.
+
+        Django allows every column. One could then ask a list, letter by letter, for what its pages
+        do not show: a payload, or the token of a lease.
+        """
+        return lookup in self.linked or any(
+            lookup in _parameters(each) for each in self.get_list_filter(request)
+        )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read from the database of the queue."""
@@ -82,6 +95,13 @@ class ReadingAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody may delete a row."""
         return False
+
+
+def _parameters(listed: Any) -> Sequence[str]:
+    """Return the parameters of a filter: a choice has one, a span has four."""
+    if isinstance(listed, tuple):
+        return [f"{listed[0]}__range__{end}_{part}" for end in ("gte", "lte") for part in (0, 1)]
+    return [listed.parameter_name]
 
 
 class WalkingAdmin(ReadingAdmin):

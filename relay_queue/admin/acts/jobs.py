@@ -15,6 +15,7 @@ from relay_queue.admin.acts import audit, matching
 from relay_queue.admin.acts.catalogue import JOB_ACTS, Act, JobAct
 from relay_queue.admin.acts.doing import BATCH, attempt
 from relay_queue.admin.acts.pages import SHOWN_ON_CONFIRMATION, Acts
+from relay_queue.admin.lists.searching import as_id
 from relay_queue.models import BulkAct, Job
 
 UPPER = "upper_id"
@@ -136,5 +137,5 @@ def start(new: store.NewBulkAct, user_id: Any) -> int:
 def _upper_id(request: HttpRequest) -> int:
     """Return the newest id that was there when the question was asked."""
     newest = matching.newest_id()
-    text = request.POST.get(UPPER, "")
-    return min(int(text), newest) if text.isascii() and text.isdigit() else newest
+    asked = as_id(request.POST.get(UPPER, ""))
+    return newest if asked is None else min(asked, newest)

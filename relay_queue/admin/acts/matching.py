@@ -88,6 +88,8 @@ def rows_of(bulk: BulkAct, user: Any) -> QuerySet[Any]:
         page: Any = admin.site.get_model_admin(apps.get_model(bulk.listing))
     except (LookupError, NotRegistered):
         raise Stopped(f"the admin has no list {bulk.listing!r} any more") from None
+    if not page.has_view_permission(request):
+        raise Stopped(f"{bulk.username} may not view this any more")
     try:
         with as_asked(bulk):
             rows: QuerySet[Any] = page.get_changelist_instance(request).get_queryset(request)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.db.models import Model, QuerySet
 from django.forms import Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
@@ -115,6 +115,17 @@ class Acts(Base):
         if act.deletes and self.get_object(request, unquote(object_id)) is None:
             return redirect(self._reverse("changelist"))
         return redirect(self._reverse("change", quote(row.pk)))
+
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **options: Any
+    ) -> HttpResponse | None:
+        """Refuse keys that no row can have; Django would fail at them."""
+        try:
+            for key in request.POST.getlist(ACTION_CHECKBOX_NAME):
+                self.opts.pk.clean(key, None)
+        except ValidationError as error:
+            raise BadRequest(error) from error
+        return super().response_action(request, queryset, *args, **options)
 
     def act_on_selection(
         self, request: HttpRequest, act: Act, listed: QuerySet[Any]

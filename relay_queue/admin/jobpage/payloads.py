@@ -78,7 +78,8 @@ def _parameters(task: str) -> list[str] | None:
         return None
     if getattr(found, "takes_context", False):
         parameters = parameters[1:]
-    return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    # ``**kwargs`` takes no place either: as the last name, it would stand for what ``*args`` takes.
+    return [p.name for p in parameters if p.kind not in {p.KEYWORD_ONLY, p.VAR_KEYWORD}]
 
 
 def _redacted(value: Any, names: frozenset[str]) -> Any:

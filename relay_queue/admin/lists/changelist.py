@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from django.contrib import messages
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
+from django.db import DataError
 from django.db.models import QuerySet, Sum
 from django.http import HttpRequest
 from django.utils.dateparse import parse_datetime
@@ -69,7 +71,10 @@ class WalkChangeList(ChangeList):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Read the page that the request asks for."""
-        super().__init__(*args, **options)
+        try:
+            super().__init__(*args, **options)
+        except (OverflowError, DataError) as error:  # a value in the address that no column holds
+            raise IncorrectLookupParameters(error) from error
         # Not "Select job to view": the list is what people come for.
         self.title = capfirst(str(self.opts.verbose_name_plural))
 

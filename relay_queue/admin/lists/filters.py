@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, time
+from datetime import UTC, datetime, time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django import forms
@@ -185,6 +185,8 @@ class MomentField(forms.SplitDateTimeField):
         """Make a field for the beginning, or for the ``end``, of a range."""
         self.end = end
         super().__init__(require_all_fields=False, required=False, **options)
+        for part in self.fields:
+            part.required = False  # `compress` says what is missing
 
     def compress(self, data_list: Any) -> datetime | None:
         """Put day and time together; the end includes its whole minute."""
@@ -197,7 +199,11 @@ class MomentField(forms.SplitDateTimeField):
             at = time.max if self.end else time.min
         elif self.end:
             at = at.replace(second=59, microsecond=999_999)
-        return datetime.combine(day, at, timezone.get_current_timezone())
+        moment = datetime.combine(day, at, timezone.get_current_timezone())
+        try:
+            return moment.astimezone(UTC).astimezone(moment.tzinfo)
+        except OverflowError:
+            raise ValidationError(_("No calendar reaches this day in every time zone.")) from None
 
 
 class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
@@ -231,7 +237,10 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
         }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows in the range."""
+        """Keep the rows in the range; none if what was typed is no range."""
+        if self.is_at_fault:
+            # All rows would look as if they were in it, and an act would be done to all of them.
+            return queryset.none()
         if not self.span:
             return queryset
         if self.only_states:
@@ -243,6 +252,11 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
         return queryset
 
     @property
+    def is_at_fault(self) -> bool:
+        """Whether something was typed that is no date; the form says what."""
+        return bool(self.form.is_bound and not self.form.is_valid())
+
+    @property
     def span(self) -> Span:
         """The range that was asked for; nothing if what was typed is no date."""
         if not self.form.is_bound or not self.form.is_valid():
@@ -252,7 +266,10 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
 
     def tell(self, asked: Criteria) -> None:
         """Ask for the range."""
-        if self.span and self.asks:
+        if self.is_at_fault:
+            asked.ids = []
+            asked.others.add(self.field_path)
+        elif self.span and self.asks:
             setattr(asked, self.asks, self.span)
         elif self.span:
             asked.others.add(self.field_path)
