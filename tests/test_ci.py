@@ -33,9 +33,28 @@ FAILING = "echo '===== 1 failed, 2 passed in 75.25s (0:01:15) ====='; exit 1"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
+    """Return a directory with the script, and in ``bin`` a browser that the machine may not have."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "chromium", "true")
     return tmp_path
+
+
+def program(path: Path, command: str) -> None:
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(0o755)
+
+
+def machine_without(name: str, directory: Path) -> str:
+    """Return a search path to every program of this machine but one."""
+    directory.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for found in Path(place).glob("*"):
+            link = directory / found.name
+            if found.name != name and not link.is_symlink():
+                link.symlink_to(found)
+    return str(directory)
 
 
 def start(checkout: Path, **recipes: str) -> subprocess.Popen[str]:
@@ -47,6 +66,7 @@ def start(checkout: Path, **recipes: str) -> subprocess.Popen[str]:
         # On this machine nothing is installed for the sake of a test.
         env={
             **os.environ,
+            "PATH": f"{checkout / 'bin'}:{os.environ['PATH']}",
             "CI": "true",
             "MARK_OF_TEST": str(checkout),
             "RELAY_TEST_ENGINES": "sqlite",
@@ -83,6 +103,17 @@ def test_failing_tests_fail_the_run_and_are_counted(checkout: Path) -> None:
     n = runs(lines)
     assert status == 1
     assert lines[-1] == f"===== {n} failed, {2 * n} passed in {75.25 * n:.2f}s ====="
+
+
+def test_machine_on_which_no_browser_can_be_installed_fails_the_run(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "bin" / "chromium").unlink()
+    program(checkout / ".ci" / "install-chromium", "echo no network; exit 1")
+    monkeypatch.setenv("PATH", machine_without("chromium", checkout / "others"))
+    status, lines = run(checkout)
+    assert status == 1
+    assert "FAILED: install Chromium" in lines
 
 
 def test_failing_lint_fails_the_run_although_tests_pass(checkout: Path) -> None:
