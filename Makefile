@@ -43,7 +43,7 @@ test: $(READY)  ## Run the tests (ARGS="tests/unit -x" for some)
 torture: $(READY)  ## Run the long tests of killing and crashing
 	@$(BIN)/python -m pytest -m torture --timeout 3600 $(ARGS)
 
-bench: $(READY)  ## Measure the figures of the README beside bare SQLite
+bench: $(READY)  ## Measure the speed of this machine beside bare SQLite
 	@$(BIN)/python manage.py relay bench $(ARGS)
 
 lint: $(READY)  ## Check style and layout of the code

@@ -83,7 +83,7 @@ def verb_name(text: str) -> str:
     """Check the name of a verb, for argparse. Raises ``ArgumentTypeError`` with the nearest one."""
     if text in VERBS:
         return text
-    near = get_close_matches(text, VERBS, n=1, cutoff=0.5)
+    near = get_close_matches(text, VERBS, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"The verbs are {', '.join(VERBS)}."
     raise argparse.ArgumentTypeError(f"{text!r} is not a verb of relay. {hint}")
 

@@ -38,11 +38,17 @@ def run(options: argparse.Namespace, out: Output) -> int:
     for kind, faults in groupby(sorted(found.faults, key=lambda f: f.kind), lambda f: f.kind):
         _show_kind(kind, list(faults), out)
     if found.ok:
-        out.line(f"No fault in {found.jobs:,} jobs.", "good")
+        out.line(f"No fault in {_counted(found.jobs, 'job')}.", "good")
         return 0
     out.line()
-    out.line(f"{found.fault_count:,} faults in {found.jobs:,} jobs.", "bad")
+    faults_found = _counted(found.fault_count, "fault")
+    out.line(f"{faults_found} in {_counted(found.jobs, 'job')}.", "bad")
     return 1
+
+
+def _counted(number: int, noun: str) -> str:
+    """Say how many there are of what ``noun`` names, in the right number."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _progress(out: Output, stack: ExitStack) -> Callable[[str, int, int], None]:

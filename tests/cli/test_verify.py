@@ -34,6 +34,7 @@ def test_fault_is_named_with_the_way_out_and_exits_with_1(relay: Relay) -> None:
     assert answer.code == 1
     assert f"job {job_id} is not the one that was enqueued" in answer.text
     assert "What to do: A worker never runs this job" in answer.text
+    assert "1 fault in 1 job." in answer.text
     (fault,) = relay("verify", "--json").data["faults"]
     assert (fault["kind"], fault["job_id"]) == ("checksum", job_id)
     assert fault["advice"]

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,7 +185,12 @@ def test_other_database_errors_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("stauts", "Did you mean 'status'"), ("xyzzy", "The verbs are demo, drill")]
+    ("text", "hint"),
+    [
+        ("stauts", "Did you mean 'status'"),
+        ("xyzzy", "The verbs are demo, drill"),
+        ("nope", "The verbs are demo, drill"),
+    ],
 )
 def test_an_unknown_verb_is_refused_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(CommandError, match=hint):
@@ -218,6 +224,13 @@ def test_wrong_usage_exits_with_2_and_no_traceback() -> None:
 def text_output(stream: io.StringIO | None = None) -> tuple[Output, io.StringIO]:
     stream = stream or io.StringIO()
     return Output(stream, io.StringIO()), stream
+
+
+def test_an_error_on_the_command_line_ends_its_line(tmp_path: Path) -> None:
+    refused = relay("status", RELAY_TEST_DB=str(tmp_path / "empty.sqlite3"))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("CommandError: the tables of Relay are missing")
+    assert refused.stderr.endswith("Run manage.py migrate.\n")
 
 
 def test_a_plain_table_is_aligned_and_numbers_go_right() -> None:

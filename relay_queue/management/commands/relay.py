@@ -37,8 +37,9 @@ class Command(BaseCommand):
             argparse.Namespace(**options),
             command_line=self._called_from_command_line,
         )
-        # The wrappers end each write with a line end unless told not to; a table needs its own.
-        self.stdout.ending = self.stderr.ending = ""
+        # The wrapper ends each write with a line end unless told not to; a table needs its own.
+        # That of stderr goes on ending them: Django writes our CommandError there after we left.
+        self.stdout.ending = ""
         out = base.Output(
             cast(TextIO, self.stdout),
             cast(TextIO, self.stderr),
