@@ -348,7 +348,8 @@ def _require_exceptions(task: RelayTask[..., Any]) -> None:
 
 def _require_wait_seconds(task: RelayTask[..., Any]) -> None:
     wait, limit = task.wait_seconds, conf.get().max_defer_seconds
-    if wait is not None and not (isinstance(wait, (int, float)) and 0 <= wait <= limit):
+    number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
+    if wait is not None and not (number and 0 <= wait <= limit):
         raise InvalidTask(
             f"wait_seconds of {task.module_path} is {wait!r}; use seconds from 0 to {limit:g}."
         )

@@ -15,6 +15,7 @@ from relay_queue import conf, store
 from relay_queue.cli.base import Output
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job
+from relay_queue.results import MAX_JOB_ID
 from relay_queue.states import State
 from relay_queue.wakeup import ring_on_commit
 
@@ -37,9 +38,17 @@ class Tally:
     """Why the rest was left alone, where a queue had no room."""
 
 
+def whole(text: str) -> int:
+    """Return a whole number that a column can hold: the database would fail at a longer one."""
+    number = int(text)  # argparse names a text that is none
+    if number > MAX_JOB_ID:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is too large; the limit is {MAX_JOB_ID}")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser, states: Sequence[State]) -> None:
     """Declare job ids, and the filters by which jobs in one of ``states`` are found instead."""
-    parser.add_argument("job_ids", metavar="ID", nargs="*", type=int, help="Ids of jobs.")
+    parser.add_argument("job_ids", metavar="ID", nargs="*", type=whole, help="Ids of jobs.")
     parser.add_argument("--queue", help="Only jobs of this queue.")
     parser.add_argument("--task", help="Only jobs of this task, by its dotted path.")
     parser.add_argument(
@@ -48,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser, states: Sequence[State]) -> N
         choices=[state.value for state in states],
         help="Only jobs in this state; may be given several times.",
     )
-    parser.add_argument("--limit", metavar="N", type=int, help="At most N jobs, the oldest first.")
+    parser.add_argument(
+        "--limit", metavar="N", type=whole, help="At most N jobs, the oldest first."
+    )
     parser.add_argument(
         "--yes", action="store_true", help="Do not ask before changing more than one job."
     )

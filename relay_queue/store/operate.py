@@ -78,10 +78,16 @@ DELETE_LEASES = "DELETE FROM relay_queue_lease WHERE job_id IN ({ids})"
 DELETE_DEAD = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = 'dead'"
 """Delete dead letters."""
 
-PAUSE = "UPDATE relay_queue_queue SET paused_at = COALESCE(paused_at, %s), updated_at = %s WHERE name = %s"
+PAUSE = """
+    UPDATE relay_queue_queue SET paused_at = %s, updated_at = %s
+    WHERE name = %s AND paused_at IS NULL
+"""
 """Stop claims from a queue; the first pause keeps its time."""
 
-RESUME = "UPDATE relay_queue_queue SET paused_at = NULL, updated_at = %s WHERE name = %s"
+RESUME = """
+    UPDATE relay_queue_queue SET paused_at = NULL, updated_at = %s
+    WHERE name = %s AND paused_at IS NOT NULL
+"""
 """Allow claims from a queue."""
 
 SET_LIMITS = """
@@ -214,18 +220,18 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     return changed
 
 
-def pause(tx: Transaction, queue: str) -> None:
-    """Stop claims from a queue; what runs goes on. Enqueues are accepted."""
+def pause(tx: Transaction, queue: str) -> bool:
+    """Stop claims from a queue; what runs goes on. Enqueues are accepted. False if it was paused."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    tx.execute(PAUSE, [tx.now_db, tx.now_db, queue])
+    return tx.execute(PAUSE, [tx.now_db, tx.now_db, queue]) == 1
 
 
-def resume(tx: Transaction, queue: str) -> None:
-    """Allow claims from a queue again."""
+def resume(tx: Transaction, queue: str) -> bool:
+    """Allow claims from a queue again. False if they were allowed."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    tx.execute(RESUME, [tx.now_db, queue])
+    return tx.execute(RESUME, [tx.now_db, queue]) == 1
 
 
 def set_limits(

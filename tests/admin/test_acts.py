@@ -352,6 +352,16 @@ def test_queue_is_paused_and_resumed() -> None:
     assert {entry["key"] for entry in entries()} == {"a/b mail"}
 
 
+def test_queue_that_somebody_else_has_paused_or_opened_is_named_and_not_written_down() -> None:
+    job_in("ready")
+    client = person("pause_queue")
+    address = "/admin/relay_queue/queue/ready/act/{}/"
+    assert "It is not paused." in said(client.post(address.format("resume")))
+    client.post(address.format("pause"))
+    assert "It is paused already." in said(client.post(address.format("pause")))
+    assert [entry["relay"]["act"] for entry in entries()] == ["pause"]
+
+
 def test_selected_queues_are_paused() -> None:
     client = person("pause_queue")
     actions.enqueue(queue="a"), actions.enqueue(queue="b"), actions.enqueue(queue="c")

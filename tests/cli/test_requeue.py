@@ -76,6 +76,8 @@ def test_state_filter_tells_dead_from_cancelled(relay: Relay) -> None:
         ((1, "--queue", "mail"), "not both"),
         (("--all-dead", "--state", "cancelled"), "not both"),
         (("--all-dead", "--limit", "0"), "must be at least 1"),
+        (("--all-dead", "--limit", "9" * 25), "too large"),
+        (("9" * 25,), "too large"),
     ],
 )
 def test_unclear_selection_is_refused(

@@ -79,7 +79,7 @@ def test_refusal_is_chained_to_relays_own_error() -> None:
     assert isinstance(refusal.value.__cause__, InvalidJob)
 
 
-@pytest.mark.parametrize("wait_seconds", [-1, "long", float("nan")])
+@pytest.mark.parametrize("wait_seconds", [-1, "long", float("nan"), True])
 def test_unusable_wait_is_refused(wait_seconds: Any) -> None:
     with pytest.raises(InvalidTask, match="wait_seconds"):
         tasks.noop.using(wait_seconds=wait_seconds)

@@ -213,15 +213,17 @@ JOB_ACTS: Final[tuple[JobAct, ...]] = (
 
 
 def _pause(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-    for name in keys:
-        store.pause(tx, name)
-    return Done(dict.fromkeys(keys, "claims to paused"))
+    paused = [name for name in keys if store.pause(tx, name)]
+    passed = [name for name in keys if name not in paused]
+    why = str(_("It is paused already."))
+    return Done(dict.fromkeys(paused, "claims to paused"), dict.fromkeys(passed, why))
 
 
 def _resume(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-    for name in keys:
-        store.resume(tx, name)
-    return Done(dict.fromkeys(keys, "claims to open"))
+    opened = [name for name in keys if store.resume(tx, name)]
+    passed = [name for name in keys if name not in opened]
+    why = str(_("It is not paused."))
+    return Done(dict.fromkeys(opened, "claims to open"), dict.fromkeys(passed, why))
 
 
 def _if_paused(queue: Queue) -> Any:
