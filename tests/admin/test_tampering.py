@@ -154,3 +154,18 @@ def test_redacted_rest_of_the_arguments_is_hidden_whatever_follows_it(
     shown = payloads.arguments(f"{__name__}.task_with_rest", payload)
     assert "seen" in shown
     assert not [secret for secret in ("one", "two", "three") if secret in shown]
+
+
+def _shorter(first: Any) -> None: ...
+
+
+def test_arguments_that_no_parameter_takes_any_more_are_hidden(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RELAY = {"REDACT": ["password"]}
+    monkeypatch.setattr(f"{__name__}.task_made_shorter", _Task(_shorter), raising=False)
+    shown = payloads.arguments(
+        f"{__name__}.task_made_shorter", '{"args":["seen","hunter2"],"kwargs":{}}'
+    )
+    assert "seen" in shown
+    assert "hunter2" not in shown

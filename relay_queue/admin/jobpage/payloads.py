@@ -54,18 +54,27 @@ def _without_positional(value: Any, names: frozenset[str], task: str) -> Any:
         return value
     parameters = _parameters(task)
     shown = [
-        _hidden() if parameters is None or _name(parameters, place) in names else item
+        _hidden() if _may_be_named(parameters, place, names) else item
         for place, item in enumerate(value["args"])
     ]
     return {**value, "args": shown}
 
 
-def _name(parameters: Sequence[str], place: int) -> str:
-    """Return the name of the parameter that takes a place; ``*args`` takes all the others."""
-    return parameters[min(place, len(parameters) - 1)] if parameters else ""
+def _may_be_named(
+    parameters: Sequence[inspect.Parameter] | None, place: int, names: frozenset[str]
+) -> bool:
+    """Say whether the argument at a place may have one of the names.
+
+    It may if no parameter takes it: the function had others when the job was enqueued.
+    """
+    if parameters is None:
+        return True
+    if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
+        place = min(place, len(parameters) - 1)  # ``*args`` takes all the others
+    return place >= len(parameters) or parameters[place].name in names
 
 
-def _parameters(task: str) -> list[str] | None:
+def _parameters(task: str) -> list[inspect.Parameter] | None:
     """Return the positional parameters of a task whose module is loaded; nothing is imported."""
     module, _dot, name = task.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
@@ -78,8 +87,7 @@ def _parameters(task: str) -> list[str] | None:
         return None
     if getattr(found, "takes_context", False):
         parameters = parameters[1:]
-    # ``**kwargs`` takes no place either: as the last name, it would stand for what ``*args`` takes.
-    return [p.name for p in parameters if p.kind not in {p.KEYWORD_ONLY, p.VAR_KEYWORD}]
+    return [p for p in parameters if p.kind not in {p.KEYWORD_ONLY, p.VAR_KEYWORD}]
 
 
 def _redacted(value: Any, names: frozenset[str]) -> Any:
