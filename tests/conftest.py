@@ -1,6 +1,7 @@
 """Fixtures for tests with real processes and real database files."""
 
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import psycopg
 import pytest
@@ -21,6 +23,16 @@ from tests.power.shim import compile_shim
 
 ROOT = Path(__file__).resolve().parent.parent
 DATABASE_VARIABLE = postgresql.DATABASE_VARIABLE
+
+SHARE_VARIABLE = "RELAY_TEST_SHARE"
+
+# Tests that try a database or the kernel more than Python: see `pytest_collection_modifyitems`.
+SHARED = re.compile(
+    r"^tests/(simulation|power)/|\bpostgresql\b"
+    r"|^tests/process/test_(bulk_act|demo_data|drill|environments|exactly_once|failure_table"
+    r"|history|kill_rounds|many_kills|memory|poison|storm)\."
+    r"|^tests/store/test_(state_machine|verify)\."
+)
 
 # How long a process that was told to stop may take before it is killed, in seconds.
 STOP_SECONDS = 15.0
@@ -39,6 +51,26 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(postgresql.MISSING)
     run = postgresql.Run()
     config.add_cleanup(run.close)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the shared tests of another Python: ``RELAY_TEST_SHARE=1/2`` keeps the first half.
+
+    A build runs on two Pythons and has fifteen minutes. What tries SQLite, PostgreSQL or the kernel
+    with processes by the dozen says the same on both, so each test of that kind runs on one of them.
+    Without the variable every test runs.
+    """
+    share = os.environ.get(SHARE_VARIABLE)
+    if not share:
+        return
+    number, _, of = share.partition("/")
+    others = {
+        item
+        for item in items
+        if SHARED.search(item.nodeid) and crc32(item.nodeid.encode()) % int(of) != int(number) - 1
+    }
+    config.hook.pytest_deselected(items=list(others))
+    items[:] = [item for item in items if item not in others]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,10 +9,17 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tests.conftest import ROOT, processes_with, wait_until
+from tests.conftest import (
+    ROOT,
+    SHARE_VARIABLE,
+    processes_with,
+    pytest_collection_modifyitems,
+    wait_until,
+)
 
 MAKEFILE = """\
 setup:
@@ -96,6 +103,30 @@ def test_green_run_ends_with_the_sum_of_all_summaries(checkout: Path) -> None:
     assert status == 0
     assert n >= 1
     assert lines[-1] == f"===== {3 * n} passed, {n} skipped in {1.5 * n:.2f}s ====="
+
+
+def test_every_python_gets_its_share_of_the_shared_tests(checkout: Path) -> None:
+    _, lines = run(checkout, test=f'echo "share $$RELAY_TEST_SHARE"; {PASSING}')
+    n = runs(lines)
+    shares = [line for line in lines if line.startswith("share ")]
+    assert shares == [f"share {number}/{n}" for number in range(1, n + 1)]
+
+
+def test_shares_together_are_every_test_and_only_shared_ones_are_dealt_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"tests/simulation/test_seeds.py::test_no_seed[{n}]" for n in range(40)]
+    names += [f"tests/store/test_claim.py::test_one[postgresql-{n}]" for n in range(40)]
+    alone = [f"tests/store/test_claim.py::test_one[sqlite-{n}]" for n in range(9)]
+    kept = []
+    for share in ("1/2", "2/2"):
+        monkeypatch.setenv(SHARE_VARIABLE, share)
+        items = [Mock(nodeid=name) for name in (*names, *alone)]
+        pytest_collection_modifyitems(Mock(), items)
+        kept.append({item.nodeid for item in items})
+    assert kept[0] & kept[1] == set(alone)
+    assert kept[0] | kept[1] == {*names, *alone}
+    assert min(map(len, kept)) > len(alone) + 20
 
 
 def test_failing_tests_fail_the_run_and_are_counted(checkout: Path) -> None:
