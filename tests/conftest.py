@@ -26,12 +26,12 @@ DATABASE_VARIABLE = postgresql.DATABASE_VARIABLE
 
 SHARE_VARIABLE = "RELAY_TEST_SHARE"
 
-# Tests that try a database or the kernel more than Python: see `pytest_collection_modifyitems`.
+# Tests that try a database, a browser or the kernel more than Python: see `pytest_collection_modifyitems`.
 SHARED = re.compile(
-    r"^tests/(simulation|power)/|\bpostgresql\b"
-    r"|^tests/process/test_(bulk_act|demo_data|drill|environments|exactly_once|failure_table"
-    r"|history|kill_rounds|many_kills|memory|poison|storm)\."
-    r"|^tests/store/test_(state_machine|verify)\."
+    r"^tests/(cli|history|power|process|simulation|typing)/|postgresql"
+    r"|^tests/db/test_(gate|gate_processes|wal)\.|^tests/store/test_(races|state_machine|verify)\."
+    r"|^tests/admin/test_(\w+_browser|accessible|complaints|hostile|journeys)\."
+    r"|^tests/test_(packaging|serve)\."
 )
 
 # How long a process that was told to stop may take before it is killed, in seconds.
@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Open the run in the process that the others are started by; refuse what cannot be tested."""
+    # Under nohup it is ignored, and every process of the tests would inherit that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if hasattr(config, "workerinput"):
         return
     if postgresql.wanted() and postgresql.binaries() is None:
@@ -56,9 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the shared tests of another Python: ``RELAY_TEST_SHARE=1/2`` keeps the first half.
 
-    A build runs on two Pythons and has fifteen minutes. What tries SQLite, PostgreSQL or the kernel
-    with processes by the dozen says the same on both, so each test of that kind runs on one of them.
-    Without the variable every test runs.
+    A build runs on two Pythons and has fifteen minutes. What tries a database, a browser or the
+    kernel with processes by the dozen says the same on both, so each test of that kind runs on one
+    of them. Without the variable every test runs.
     """
     share = os.environ.get(SHARE_VARIABLE)
     if not share:
