@@ -26,13 +26,8 @@ DATABASE_VARIABLE = postgresql.DATABASE_VARIABLE
 
 SHARE_VARIABLE = "RELAY_TEST_SHARE"
 
-# Tests that try a database, a browser or the kernel more than Python: see `pytest_collection_modifyitems`.
-SHARED = re.compile(
-    r"^tests/(cli|history|power|process|simulation|typing)/|postgresql"
-    r"|^tests/db/test_(gate|gate_processes|wal)\.|^tests/store/test_(races|state_machine|verify)\."
-    r"|^tests/admin/test_(\w+_browser|accessible|complaints|hostile|journeys)\."
-    r"|^tests/test_(packaging|serve)\."
-)
+# What talks to Django's own interfaces: see `pytest_collection_modifyitems`.
+ON_EVERY_PYTHON = re.compile(r"^tests/(unit|conformance)/|^tests/test_readme\.")
 
 # How long a process that was told to stop may take before it is killed, in seconds.
 STOP_SECONDS = 15.0
@@ -58,9 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the shared tests of another Python: ``RELAY_TEST_SHARE=1/2`` keeps the first half.
 
-    A build runs on two Pythons and has fifteen minutes. What tries a database, a browser or the
-    kernel with processes by the dozen says the same on both, so each test of that kind runs on one
-    of them. Without the variable every test runs.
+    A build runs on two Pythons and has fifteen minutes. The tests closest to the framework run on
+    both; of the others, which try databases, browsers and processes, each runs on one of them.
+    Without the variable every test runs.
     """
     share = os.environ.get(SHARE_VARIABLE)
     if not share:
@@ -69,7 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = {
         item
         for item in items
-        if SHARED.search(item.nodeid) and crc32(item.nodeid.encode()) % int(of) != int(number) - 1
+        if not ON_EVERY_PYTHON.search(item.nodeid)
+        and crc32(item.nodeid.encode()) % int(of) != int(number) - 1
     }
     config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]

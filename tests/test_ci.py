@@ -117,7 +117,7 @@ def test_shares_together_are_every_test_and_only_shared_ones_are_dealt_out(
 ) -> None:
     names = [f"tests/simulation/test_seeds.py::test_no_seed[{n}]" for n in range(40)]
     names += [f"tests/store/test_claim.py::test_one[postgresql-{n}]" for n in range(40)]
-    alone = [f"tests/store/test_claim.py::test_one[sqlite-{n}]" for n in range(9)]
+    alone = [f"tests/unit/test_conf.py::test_one[{n}]" for n in range(9)]
     kept = []
     for share in ("1/2", "2/2"):
         monkeypatch.setenv(SHARE_VARIABLE, share)
