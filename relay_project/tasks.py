@@ -23,7 +23,7 @@ KNOWN_PARTNERS = {"north": 0, "south": 1, "west": 2}
 @task(queue_name="mail")
 def send_welcome(address: str) -> str:
     """Send a mail. An address without a domain will not get better: no retry."""
-    time.sleep(0.2)
+    time.sleep(0.2)  # stands for the mail server
     if "@" not in address:
         raise Fatal(f"{address!r} is no mail address")
     return f"sent to {address}"
@@ -32,7 +32,7 @@ def send_welcome(address: str) -> str:
 @task(takes_context=True, max_attempts=4, backoff=Backoff(0.5, 60.0), retry_on=(ConnectionError,))
 def call_partner(context: RelayContext, name: str) -> str:
     """Call an interface that does not always answer. Only a missing answer is worth a retry."""
-    time.sleep(0.1)
+    time.sleep(0.1)  # stands for the partner's answer
     if context.attempt <= KNOWN_PARTNERS[name]:
         raise ConnectionError(f"{name} did not answer call {context.attempt}")
     return f"{name} answered call {context.attempt}"
@@ -47,7 +47,7 @@ def import_feed(address: str) -> int:
 @task(queue_name="reports", max_attempts=2, backoff=Backoff(0.5, 5.0))
 def build_report(month: str, columns: list[str]) -> dict[str, int]:
     """Add up the columns of a month."""
-    time.sleep(0.3)
+    time.sleep(0.3)  # stands for the sums
     lengths = {column: len(month) * len(column) for column in columns}
     return {"columns": len(columns), "mean": sum(lengths.values()) // len(columns)}
 
@@ -57,14 +57,14 @@ def rebuild_index(context: RelayContext, parts: int, seconds_per_part: float) ->
     """Work part by part, and stop between two of them when the job was cancelled."""
     for _ in range(parts):
         context.raise_if_cancelled()
-        time.sleep(seconds_per_part)
+        time.sleep(seconds_per_part)  # stands for the work on a part
     return parts
 
 
 @task(queue_name="media", timeout_seconds=1.0, max_attempts=1)
 def resize_image(name: str, width: int) -> str:
     """Resize an image. Large ones take longer than the timeout, and their result comes too late."""
-    time.sleep(width / 1000)
+    time.sleep(width / 1000)  # stands for the work, which grows with the image
     return f"{name} at {width} px"
 
 
@@ -93,7 +93,7 @@ def receive_visitors(context: RelayContext, seconds: float) -> int:
         for _ in range(_visitors(passed, chance)):
             _serve_visitor(chance)
             enqueued += 1
-        time.sleep(1.0)
+        time.sleep(1.0)  # visitors come second by second
     return enqueued
 
 

@@ -52,6 +52,7 @@ def race(address: Mapping[str, Any], jobs: int, processes: int) -> float:
 
 def _work(address: Mapping[str, Any], begin: float, results: Any) -> None:
     with psycopg.connect(**address, prepare_threshold=0) as server:
+        # All loops begin at one moment: the clock runs from there.
         time.sleep(max(0.0, begin - time.monotonic()))
         done = 0
         while True:

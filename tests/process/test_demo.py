@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, processes_with, wait_until
+from tests.process.terminal import COLUMNS, on_a_terminal, widest
 
 pytestmark = pytest.mark.slow
 
@@ -154,29 +154,8 @@ def test_workers_stop_by_themselves_when_the_demo_is_killed(demo: Demo) -> None:
 
 
 def test_on_a_terminal_the_demo_draws_within_its_width(demo: Demo) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        COMMAND,
-        cwd=ROOT,
-        env=demo.environment | {"TERM": "xterm-256color", "COLUMNS": "80"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    said = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            said += chunk
-    except OSError:
-        # Linux says so when the other end is closed.
-        pass
-    finally:
-        os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode())
-    assert process.wait(SECONDS) == 0, text
+    code, text = on_a_terminal(COMMAND, demo.environment, SECONDS)
+    assert code == 0, text
     assert "All of it was observed" in text
-    # The foot line is drawn over and over, each time after a carriage return.
-    assert max(len(line) for line in re.split(r"[\r\n]+", text)) <= 80
+    assert widest(text) <= COLUMNS
     demo.assert_nothing_left()

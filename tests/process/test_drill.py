@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import pytest
 
 from relay_queue.drill.promises import PROMISES
 from tests.conftest import ROOT, processes_with, wait_until
+from tests.process.terminal import COLUMNS, on_a_terminal, widest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -193,28 +192,8 @@ def test_workers_stop_by_themselves_when_the_drill_is_killed(drill: Drill) -> No
 
 
 def test_on_a_terminal_the_table_keeps_to_its_width(drill: Drill) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "--row", "F1"],
-        cwd=ROOT,
-        env=drill.environment | {"TERM": "xterm-256color", "COLUMNS": "80"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    said = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            said += chunk
-    except OSError:
-        # Linux says so when the other end is closed.
-        pass
-    finally:
-        os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode())
-    assert process.wait(SECONDS) == 0, text
+    code, text = on_a_terminal([*COMMAND, "--row", "F1"], drill.environment, SECONDS)
+    assert code == 0, text
     assert "attempts: lost, acked" in text
-    assert max(len(line) for line in re.split(r"[\r\n]+", text)) <= 80
+    assert widest(text) <= COLUMNS
     drill.assert_nothing_left()

@@ -39,7 +39,7 @@ class Filter(admin.SimpleListFilter):
 
     def tell(self, asked: Criteria) -> None:
         """Add the choice to what is asked for."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of filter says; one that forgot must not pass all
 
 
 class StateFilter(Filter):
