@@ -218,8 +218,7 @@ class RelayBackend(BaseTaskBackend):
     def _insert(self, job: store.NewJob, result: AnyResult) -> None:
         wait_seconds = getattr(result.task, "wait_seconds", None)
         if wait_seconds is None:
-            with store.transaction() as tx:
-                enqueued = store.enqueue(tx, job)
+            enqueued = store.in_transaction(lambda tx: store.enqueue(tx, job))
         else:
             enqueued = store.enqueue_waiting(job, wait_seconds)
         note_enqueued(result, enqueued)
@@ -228,8 +227,7 @@ class RelayBackend(BaseTaskBackend):
             self.announce([result])
 
     def _insert_many(self, jobs: Sequence[store.NewJob], results: EnqueuedResults) -> None:
-        with store.transaction() as tx:
-            results.note_enqueued(store.enqueue_many(tx, jobs))
+        results.note_enqueued(store.in_transaction(lambda tx: store.enqueue_many(tx, jobs)))
         self.announce(results)
 
     @staticmethod

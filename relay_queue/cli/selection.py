@@ -95,9 +95,7 @@ def change(job_ids: Sequence[int], verb: BatchVerb) -> Tally:
     tally = Tally()
     for batch in _batches(job_ids):
         try:
-            with store.transaction() as tx:
-                changed = verb(tx, batch)
-                ring_on_commit(conf.get().database)
+            changed = _change_batch(batch, verb)
         except QueueFull as full:
             tally.stopped = str(full)
             break
@@ -106,6 +104,12 @@ def change(job_ids: Sequence[int], verb: BatchVerb) -> Tally:
         known = {*changed.job_ids, *changed.skipped}
         tally.missing += [job_id for job_id in batch if job_id not in known]
     return tally
+
+
+def _change_batch(job_ids: Sequence[int], verb: BatchVerb) -> store.Changed:
+    changed = store.in_transaction(lambda tx: verb(tx, job_ids))
+    ring_on_commit(conf.get().database)
+    return changed
 
 
 def show(tally: Tally, named: bool, done: str, out: Output) -> int:

@@ -58,7 +58,7 @@ from relay_queue.store.records import (
 )
 from relay_queue.store.recover import promote, recover_dead, recover_expired
 from relay_queue.store.settle import ack, nack, release, settle, snooze
-from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.transaction import Transaction, in_transaction, transaction
 from relay_queue.store.workers import (
     NewWorker,
     Totals,
@@ -103,6 +103,7 @@ __all__ = [
     "finish_bulk",
     "give_bulk_to_job",
     "heartbeat",
+    "in_transaction",
     "inspect",
     "nack",
     "order_workers",

@@ -19,7 +19,7 @@ from relay_queue.store import bounds
 from relay_queue.store.dialects import Dialect
 from relay_queue.store.queues import QueueLimits, guessed_limits, queue_limits
 from relay_queue.store.records import Enqueued, NewJob, Terms
-from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.transaction import Transaction, in_transaction
 
 COLUMNS = (
     "queue",
@@ -141,8 +141,7 @@ def enqueue_waiting(job: NewJob, wait_seconds: float) -> Enqueued:
     pause = WAIT_STEP_SECONDS
     while True:
         try:
-            with transaction() as tx:
-                return enqueue(tx, job)
+            return in_transaction(lambda tx: enqueue(tx, job))
         except QueueFull:
             left = deadline - time.monotonic()
             if left <= 0 or connections[conf.get().database].in_atomic_block:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db import transaction as django_transaction
 
 from relay_queue import conf
@@ -28,6 +28,11 @@ ADD_TO_COUNTS = """
 """Add to the number of jobs per queue and state."""
 
 COUNT_CASTS = ("text", "text", "bigint")
+
+MOST_TRIES = 3
+"""Times that work is begun which the database undoes for the sake of somebody else's."""
+
+T = TypeVar("T")
 
 Casts = tuple[str, ...]
 """The column types of a VALUES list, for databases that cannot guess them."""
@@ -192,3 +197,22 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
         finally:
             self._tx.close()
             self._block.__exit__(*exc_info)
+
+
+def in_transaction(work: Callable[[Transaction], T]) -> T:
+    """Return what ``work`` returns in a transaction of its own, or in the caller's.
+
+    A database that ends a deadlock chooses one transaction and undoes it. If that is one of our
+    own, ``work`` is begun again, at most ``MOST_TRIES`` times in all. Inside the caller's it raises,
+    since the caller's own statements are undone, too. Raises what ``work`` raises.
+    """
+    for left in reversed(range(MOST_TRIES)):
+        try:
+            with transaction() as tx:
+                return work(tx)
+        except DatabaseError as error:
+            connection = connections[conf.get().database]
+            joined = connection.in_atomic_block or not connection.get_autocommit()
+            if joined or not left or not dialect_for(connection).was_sacrificed(error):
+                raise
+    raise AssertionError("the last try returns or raises")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, OperationalError, transaction
 
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull
@@ -340,6 +340,62 @@ def test_a_deadlock_means_that_nothing_happened(other: Other) -> None:
         faults.append(error)
     assert [trouble(error) for error in faults] == ["busy"]
     assert_counters_exact()
+
+
+def test_what_a_deadlock_undid_is_begun_again(other: Other) -> None:
+    with deadlock(other) as (crosswise, tries):
+        assert store.in_transaction(crosswise).created
+    assert len(tries) == 2
+    assert real_counts() == {("a", "ready"): 3, ("b", "ready"): 3}
+    assert_counters_exact()
+
+
+def test_what_a_deadlock_undid_of_a_callers_transaction_is_for_the_caller_to_repeat(
+    other: Other,
+) -> None:
+    with (
+        deadlock(other) as (crosswise, tries),
+        pytest.raises(DatabaseError),
+        transaction.atomic(using=connection().alias),
+    ):
+        store.in_transaction(crosswise)
+    assert len(tries) == 1
+    assert_counters_exact()
+
+
+@contextmanager
+def deadlock(other: Other) -> Iterator[tuple[Callable[[store.Transaction], Any], list[int]]]:
+    """Give an act that runs into a deadlock and is chosen as its victim, but only the first time.
+
+    The list gets an entry for each time that it is begun.
+    """
+    for queue in "ab":
+        enqueue(queue=queue)
+        do(store.set_limits, queue, capacity=9, max_running=None)
+    tries: list[int] = []
+    b_is_taken, a_is_wanted = threading.Event(), threading.Event()
+
+    def rival() -> None:
+        with store.transaction() as tx:
+            store.enqueue(tx, job(queue="b"))
+            b_is_taken.set()
+            assert a_is_wanted.wait(10)
+            store.enqueue(tx, job(queue="a"))
+
+    def crosswise(tx: store.Transaction) -> store.Enqueued:
+        tries.append(len(tries))
+        # Whoever loses patience first is the victim.
+        tx.execute("SET LOCAL deadlock_timeout = '20ms'")
+        store.enqueue(tx, job(queue="a"))
+        if len(tries) == 1:
+            a_is_wanted.set()
+            assert waits(late)
+        return store.enqueue(tx, job(queue="b"))
+
+    late = other.starts(rival)
+    assert b_is_taken.wait(10)
+    yield crosswise, tries
+    late.result(10)
 
 
 def test_a_connection_that_died_while_idle_is_opened_again_unseen(other: Other) -> None:

@@ -98,6 +98,13 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def was_sacrificed(self, error: Exception) -> bool:
+        """Say whether a transaction was undone only for the sake of another one.
+
+        Nothing happened, and the same again may succeed: so ends a deadlock, for one of the two.
+        """
+
+    @abstractmethod
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
         """Let the connection replace bytes that are no text, from now on, instead of raising.
 

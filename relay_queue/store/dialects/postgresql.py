@@ -165,6 +165,10 @@ class PostgreSQLDialect(Dialect):
             return "lost" if lost else "data"
         return _TROUBLES.get(state) or _TROUBLE_CLASSES.get(state[:2], "data")
 
+    def was_sacrificed(self, error: Exception) -> bool:
+        """Read the SQLSTATE: a deadlock, or a serialization failure."""
+        return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED
+
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
         """Nothing to do: the server lets no bytes into a text that are none."""
 
@@ -237,6 +241,8 @@ _TROUBLES: dict[str, Trouble] = {
     "53300": "lost",  # too many connections
     "57014": "busy",  # one statement was stopped, by a timeout or an operator
 }
+
+_SACRIFICED: Final = frozenset({"40001", "40P01"})
 
 # SQLSTATE classes after which the server cannot say whether a COMMIT happened.
 _LOST: Final = frozenset({"08", "57", "58", "XX"})

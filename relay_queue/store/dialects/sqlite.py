@@ -100,6 +100,10 @@ class SQLiteDialect(Dialect):
             return "data" if isinstance(error, DatabaseError) else "unknown"
         return _TROUBLES.get(code & 0xFF, "data")
 
+    def was_sacrificed(self, error: Exception) -> bool:
+        """Say no: with one writer at a time there is nobody to meet."""
+        return False
+
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
         """Decode in Python, which is slower than sqlite3's own way but never fails."""
         connection.ensure_connection()
