@@ -244,13 +244,11 @@ def as_enqueued(path: str, backend: str, queue: str, priority: int, **more: Any)
 
 
 def _require_relay(path: str, alias: str) -> None:
-    from relay_queue.backend import RelayBackend
-
     try:
         backend: BaseTaskBackend = task_backends[alias]
     except InvalidTaskBackend as error:
         raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, but: {error}") from error
-    if not isinstance(backend, RelayBackend):
+    if not issubclass(backend.task_class, RelayTask):
         raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, which Relay does not back.")
 
 
