@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
@@ -335,6 +336,11 @@ def give_back(kind: str) -> Any:
 def leave_atomic_open() -> None:
     transaction.atomic().__enter__()
     Group.objects.create(name="never committed")
+
+
+@task
+async def leave_atomic_open_async() -> None:
+    await sync_to_async(leave_atomic_open.func)()
 
 
 @task

@@ -101,6 +101,7 @@ class Call:
 
     async def invoke_async(self) -> Outcome:
         """Await the function, up to the deadline of the attempt. Never raises."""
+        left: list[str] = []
         try:
             # A thread of its own for the function's synchronous parts, made if there are any.
             async with ThreadSensitiveContext() as own:
@@ -115,7 +116,9 @@ class Call:
                     ) from None
                 finally:
                     if own in SyncToAsync.context_to_thread_executor:
-                        await sync_to_async(close_connections)()
+                        left = await sync_to_async(close_connections)()
+            if left:
+                raise report.left_open(left)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
             return _Raised(error)
         return lambda: value

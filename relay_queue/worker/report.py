@@ -121,15 +121,15 @@ def uncommitted(claim: Claim, told: Settlement, aliases: Sequence[str]) -> Settl
 
     ``aliases`` are the connections that it left in a transaction, which was rolled back.
     """
-    if told.verb != "ack":
-        return told
+    return describe(claim, left_open(aliases)) if told.verb == "ack" else told
+
+
+def left_open(aliases: Sequence[str]) -> RuntimeError:
+    """Return the error of a function that returned with a transaction open on these aliases."""
     where = ", ".join(map(repr, aliases))
-    return describe(
-        claim,
-        RuntimeError(
-            f"the function left a transaction open on {where}, so nothing was committed there; "
-            "it was rolled back"
-        ),
+    return RuntimeError(
+        f"the function left a transaction open on {where}, so nothing was committed there; "
+        "it was rolled back"
     )
 
 

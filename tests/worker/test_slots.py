@@ -292,6 +292,7 @@ def test_child_task_that_exits_does_not_stop_the_loop(make: Make, gate: threadin
 
 LEAVERS = {
     tasks.leave_atomic_open: "nack",
+    tasks.leave_atomic_open_async: "nack",
     tasks.begin_by_hand: "nack",
     tasks.turn_autocommit_off: "nack",
     tasks.close_the_handle: "ack",
