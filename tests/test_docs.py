@@ -275,6 +275,7 @@ def test_each_failure_is_documented_under_what_the_drill_promises() -> None:
     for title, row in zip(titles, PROMISES.values(), strict=True):
         told = " ".join(section(text, title).split())
         assert told.startswith(f"{row.promise}."), title
+        assert row.not_on_server in told, title
 
 
 # --- Commands ------------------------------------------------------------------

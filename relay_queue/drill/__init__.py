@@ -5,5 +5,6 @@ process) → `rows` (which function executes which row) → `ground` (the scratc
 ``promises`` holds the words. What a row observes comes from the ledger of its scratch database and
 from the journal of its functions; `observation` compares it with what was promised.
 
-Rows go through Django's connection and know no vendor, but for what `tampering` does to files.
+Rows go through Django's connection and know no vendor. What they do to a database from outside is one
+of their `means`, which `on_file` and `on_server` have each their own way for.
 """

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from relay_queue.drill import settings
+from relay_queue.drill.promises import PROMISES
 from relay_queue.drill.result import Result
 from relay_queue.scratch import dependent
+from relay_queue.scratch.server import Server
 
 MOST_SECONDS: Final = 100.0
 """When a row that does not end is ended: later than it gives up by itself."""
@@ -24,9 +26,34 @@ SLOW_FIRST: Final = ("F9", "F14", "F13", "F15", "F5", "F7")
 """Rows to begin with, so that none of them is left alone at the end."""
 
 
-def at_once() -> int:
-    """Return how many rows to execute side by side. They mostly wait, but start many processes."""
-    return max(2, min(6, 2 * (os.cpu_count() or 1)))
+CONNECTIONS: Final = 12
+"""What a row takes of a server's connections at most: those of two workers, and of who watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where rows are executed: in a folder, and on a server if there is one.
+
+    The names of all its databases there begin with ``prefix``.
+    """
+
+    directory: Path
+    server: Server | None = None
+    prefix: str = ""
+
+    def at_once(self) -> int:
+        """Return how many rows to execute side by side: they mostly wait, but start many processes.
+
+        One at a time where a server has no more connections to give: it may have others to serve.
+        """
+        most = max(2, min(6, 2 * (os.cpu_count() or 1)))
+        if self.server is None:
+            return most
+        return max(1, min(most, self.server.free_connections() // CONNECTIONS))
+
+    def excuse(self, row: str) -> str:
+        """Return why a row does not apply here; empty if it does."""
+        return PROMISES[row].not_on_server if self.server else ""
 
 
 @dataclass(slots=True)
@@ -40,16 +67,19 @@ class _Playing:
     leave: ExitStack = field(default_factory=ExitStack)
 
 
-def play(rows: Sequence[str], directory: Path) -> Generator[Result]:
+def play(rows: Sequence[str], site: Site) -> Generator[Result]:
     """Execute rows and yield what came of each as it ends.
 
     Closing the iterator, or an exception in its consumer, ends the processes of all of them.
     """
-    waiting = sorted(rows, key=lambda row: SLOW_FIRST.index(row) if row in SLOW_FIRST else 99)
+    yield from (Result(row, reason=site.excuse(row)) for row in rows if site.excuse(row))
+    waiting = [row for row in rows if not site.excuse(row)]
+    waiting.sort(key=lambda row: SLOW_FIRST.index(row) if row in SLOW_FIRST else 99)
+    at_once = site.at_once()
     with selectors.DefaultSelector() as selector, ExitStack() as everything:
         while waiting or selector.get_map():
-            while waiting and len(selector.get_map()) < at_once():
-                playing = _start(waiting.pop(0), directory)
+            while waiting and len(selector.get_map()) < at_once:
+                playing = _start(waiting.pop(0), site)
                 everything.push(playing.leave)
                 assert playing.process.stdout is not None
                 selector.register(playing.process.stdout, selectors.EVENT_READ, playing)
@@ -57,14 +87,20 @@ def play(rows: Sequence[str], directory: Path) -> Generator[Result]:
                 yield _result(playing)
 
 
-def _start(row: str, directory: Path) -> _Playing:
-    place = directory / row
+def _start(row: str, site: Site) -> _Playing:
+    place = site.directory / row
     place.mkdir()
     variables = {
         "DJANGO_SETTINGS_MODULE": settings.__name__,
         settings.VARIABLE: str(place),
     }
     leave = ExitStack()
+    if site.server is not None:
+        database = f"{site.prefix}_{row.lower()}"
+        variables[settings.SERVER_VARIABLE] = site.server.as_json()
+        variables[settings.DATABASE_VARIABLE] = database
+        # The process makes and drops it, unless it has to be killed.
+        leave.callback(site.server.drop, database)
     process = leave.enter_context(dependent.started("relay_queue.drill", [row], place, variables))
     return _Playing(row, process, time.monotonic() + MOST_SECONDS, leave=leave)
 

@@ -11,33 +11,30 @@ from pathlib import Path
 
 from django.db import connection
 
-from relay_queue.drill import tampering, tasks, writer
+from relay_queue.drill import on_file, tasks, writer
 from relay_queue.drill.ground import Ground
-from relay_queue.drill.observation import Observation, contains, equal, untried
+from relay_queue.drill.observation import Observation, at_least, contains, equal, untried
 from relay_queue.models import Job
 from relay_queue.scratch.workers import Workers
 from relay_queue.states import State
 
 ORDER = "order 10000 of the drill"
+ALTERED = "order 90000 of the drill"
 SIZES = (20, 7)
 TORN_BYTES = 100
 MUCH = 200_000
-LITTLE = 2_000
-GO, LATER, LAST = "go", "later", "last"
+GO, LATER, CUT, LAST = "go", "later", "cut", "last"
 
 HELD_SECONDS = 1.0
 """How long the writer is kept from a worker that has an outcome: several of its tries."""
 
 
 def altered_payload(ground: Ground) -> Iterator[Observation]:
-    """F12: flip a bit in the argument of a job, in the database file."""
+    """F12: change one bit in the argument of a job, past Relay."""
     job = ground.enqueue(tasks.pay, ORDER)
-    tampering.write_out()
-    path = ground.directory / tampering.DATABASE
-    for place in tampering.places_of(path, ORDER.encode()):
-        tampering.flip_bit(path, place + ORDER.index("1"), 8)
+    ground.means.alter_argument(ORDER, ALTERED)
     paid = json.loads(ground.job(job).payload)["args"]
-    yield equal("argument on disk", paid, [ORDER.replace("1", "9")])
+    yield equal("argument on disk", paid, [ALTERED])
     ground.work()
     dead = ground.wait_state(job, State.DEAD)
     yield contains("last error", dead.last_error, "ChecksumMismatch")
@@ -51,19 +48,19 @@ def torn_and_flipped(ground: Ground) -> Iterator[Observation]:
     connection.close()
     command = [sys.executable, "-m", writer.__name__, *map(str, SIZES)]
     subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
-    torn, flipped = (tampering.copy(ground.directory, name) for name in ("torn", "flipped"))
-    tampering.tear_log(torn, TORN_BYTES)
+    torn, flipped = (on_file.copy(ground.directory, name) for name in ("torn", "flipped"))
+    on_file.tear_log(torn, TORN_BYTES)
     yield equal("log with a torn tail", _verify(ground, torn), ["log_torn", "exit 1"])
     yield equal("the same, once opened", _verify(ground, torn), ["exit 0"])
     yield equal("jobs in it then", _jobs(ground, torn), SIZES[0])
-    log = flipped / tampering.LOG
-    tampering.flip_bit(log, tampering.places_of(log, writer.MARK.encode())[0])
+    log = flipped / on_file.LOG
+    on_file.flip_bit(log, on_file.places_of(log, writer.MARK.encode())[0])
     yield equal("log with a flipped bit", _verify(ground, flipped), ["log_corrupt", "exit 1"])
     yield equal("neither", _verify(ground), ["exit 0"])
     yield equal("jobs in it", Job.objects.count(), sum(SIZES))
-    tampering.write_out()
-    path = ground.directory / tampering.DATABASE
-    tampering.flip_bit(path, tampering.places_of(path, INDEX.encode())[0])
+    on_file.write_out()
+    path = ground.directory / on_file.DATABASE
+    on_file.flip_bit(path, on_file.places_of(path, INDEX.encode())[0])
     found = ["database_corrupt", "unreadable", "exit 1"]
     yield equal("database with a flipped bit", _verify(ground), found)
 
@@ -73,11 +70,11 @@ INDEX = "relay_lease_one_open"
 
 
 def no_room_and_no_lock(ground: Ground) -> Iterator[Observation]:
-    """F14: let another program hold the writer, let the disk be full, let a write fail."""
-    workers = ground.work(concurrency=1, fault="room")
+    """F14: keep a worker's outcome from the database; fill the disk; cut it off; fail a write."""
+    workers = ground.work(concurrency=1, fault=ground.means.fault_of_room)
     job = ground.enqueue(tasks.wait, GO)
     ground.wait_run(job)
-    with tampering.writer_taken(ground.directory):
+    with ground.means.writer_taken():
         ground.make(GO)
         ground.wait_run(job, event=tasks.ENDED)
         time.sleep(HELD_SECONDS)
@@ -85,30 +82,45 @@ def no_room_and_no_lock(ground: Ground) -> Iterator[Observation]:
     ground.wait_state(job, State.SUCCEEDED)
     yield equal("attempts then", ground.outcomes(job), ["acked"])
 
-    job = ground.enqueue(tasks.wait_and_return_much, LATER, MUCH)
-    ground.wait_run(job)
-    behind = ground.enqueue(tasks.note)
-    ground.make("fill_disk")
-    ground.make(LATER)
-    ground.wait(lambda: "No room for the database" in workers.said(), "a full disk")
-    yield equal(
-        "states while full", [ground.job(n).state for n in (job, behind)], ["running", "ready"]
-    )
-    ground.remove("fill_disk")
-    ground.wait_state(behind, State.SUCCEEDED)
-    yield equal("attempts then", ground.outcomes(job) + ground.outcomes(behind), ["acked", "acked"])
+    yield from _full(ground, workers)
+    yield from _cut_off(ground)
     yield from _failed_write(ground, workers)
 
 
+def _full(ground: Ground, workers: Workers) -> Iterator[Observation]:
+    job = ground.enqueue(tasks.wait_and_return_much, LATER, MUCH)
+    ground.wait_run(job)
+    behind = ground.enqueue(tasks.note)
+    with ground.means.no_room():
+        ground.make(LATER)
+        ground.wait(lambda: "No room for the database" in workers.said(), "a full disk")
+        states = [ground.job(n).state for n in (job, behind)]
+        yield equal("states while full", states, ["running", "ready"])
+    ground.wait_state(behind, State.SUCCEEDED)
+    yield equal("attempts then", ground.outcomes(job) + ground.outcomes(behind), ["acked", "acked"])
+
+
+def _cut_off(ground: Ground) -> Iterator[Observation]:
+    """Where there are connections to cut; a file has none."""
+    job = ground.enqueue(tasks.wait, CUT)
+    ground.wait_run(job)
+    cut = ground.means.cut_connections()
+    ground.make(CUT)
+    ground.wait_state(job, State.SUCCEEDED)
+    if cut is not None:
+        yield at_least("connections cut", cut, 1)
+        yield equal("attempts, connections cut", ground.outcomes(job), ["acked"])
+
+
 def _failed_write(ground: Ground, workers: Workers) -> Iterator[Observation]:
-    if not tampering.CAN_BREAK_WRITES:
-        yield untried("failing write", "this system limits no process from outside")
-        return
     job = ground.enqueue(tasks.wait, LAST)
     owner = ground.wait_run(job)
-    tampering.break_writes(owner.pid, LITTLE)
+    broken = ground.means.break_writes(owner.pid)
     ground.make(LAST)
     ground.wait_state(job, State.SUCCEEDED)
+    if not broken:
+        yield untried("failing write", "this system limits no process from outside")
+        return
     yield equal("attempts, write failed", ground.outcomes(job), ["lost", "acked"])
     ended = f"process {owner.pid}, ended with exit code 70"
     yield equal("its process", "replaced" if ended in workers.said() else "kept", "replaced")

@@ -20,6 +20,7 @@ from django.db import connection
 
 from relay_queue import store
 from relay_queue.drill import faults, tasks
+from relay_queue.drill.means import means_for
 from relay_queue.drill.settings import VARIABLE
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.scratch import journal, workers
@@ -44,12 +45,16 @@ class NotSeen(Exception):
 
 
 class Ground:
-    """A scratch project in ``directory``, on the connection of this process."""
+    """A scratch project in ``directory``, on the connection of this process.
+
+    ``means`` are what can be done to its database from outside.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._deadline = time.monotonic() + MOST_SECONDS
         self._started: list[Workers] = []
+        self.means = means_for(directory)
         call_command("migrate", verbosity=0, interactive=False)
 
     # -- doing

@@ -7,7 +7,7 @@ from io import StringIO
 
 from django.core.management import call_command
 
-from relay_queue import clock
+from relay_queue import store
 from relay_queue.drill import tasks
 from relay_queue.drill.ground import Ground, changed
 from relay_queue.drill.observation import Observation, contains, equal
@@ -96,4 +96,4 @@ def after_cancel(ground: Ground) -> Iterator[Observation]:
 
 
 def _is_over(lease: Lease) -> bool:
-    return lease.expires_at < clock.now()
+    return lease.expires_at < store.inspect.now()

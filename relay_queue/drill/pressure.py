@@ -18,7 +18,7 @@ from relay_queue.states import State
 CAPACITY = 1_000
 SLOTS = 2
 OTHER_THREADS = 2
-"""Of a worker: its loop, and the waiter for the writer."""
+"""Of a worker: its loop, and the waiter for the writer or the watch over its connection."""
 
 MOST_GROWTH_MIB = 16
 GO, NEVER = "go", "never made"

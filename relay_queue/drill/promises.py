@@ -8,10 +8,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One row: what fails, and what is promised then."""
+    """One row: what fails, and what is promised then.
+
+    ``not_on_server`` says why a row says nothing of a queue that is on PostgreSQL, if so.
+    """
 
     failure: str
     promise: str
+    not_on_server: str = ""
 
 
 PROMISES: Final = {
@@ -70,6 +74,8 @@ PROMISES: Final = {
     "F13": Promise(
         "Database file or log has a torn tail or a flipped bit",
         "SQLite drops the unfinished tail; `relay verify` names what is wrong and exits 1",
+        not_on_server="a server guards its files and its log itself; pg_amcheck and its data "
+        "checksums find what is wrong with them",
     ),
     "F14": Promise(
         "Disk full, or the database locked by someone else",

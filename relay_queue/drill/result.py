@@ -11,27 +11,30 @@ from relay_queue.drill.promises import PROMISES
 
 KEPT: Final = "kept"
 DIFFERS: Final = "differs"
+NOT_APPLICABLE: Final = "not applicable"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``fault`` says why the row could not be looked at to its end; ``log`` is for a row that differs."""
+    """``fault`` says why the row could not be looked at to its end; ``log`` is for a row that differs.
+
+    ``reason`` says why the row was not executed at all, since it does not apply.
+    """
 
     row: str
     observed: Sequence[Observation] = ()
     fault: str = ""
     seconds: float = 0.0
     log: Sequence[str] = field(default_factory=list)
-
-    @property
-    def kept(self) -> bool:
-        """Whether everything was as promised. To have seen nothing is not enough."""
-        return bool(self.observed) and not self.fault and all(o.held for o in self.observed)
+    reason: str = ""
 
     @property
     def verdict(self) -> str:
-        """One word."""
-        return KEPT if self.kept else DIFFERS
+        """Say in a word or two what came of it. To have seen nothing is not enough."""
+        if self.reason:
+            return NOT_APPLICABLE
+        kept = self.observed and not self.fault and all(o.held for o in self.observed)
+        return KEPT if kept else DIFFERS
 
     def as_data(self) -> dict[str, Any]:
         """Return it as plain values, with the words of the table."""
@@ -42,6 +45,7 @@ class Result:
             "promise": promise.promise,
             "observed": [observation.as_data() for observation in self.observed],
             "verdict": self.verdict,
+            "reason": self.reason,
             "fault": self.fault,
             "seconds": round(self.seconds, 1),
             "log": list(self.log),
@@ -51,4 +55,6 @@ class Result:
     def of(cls, data: Mapping[str, Any]) -> Result:
         """Return what `as_data` had; the verdict is judged anew."""
         observed = [Observation(**values) for values in data["observed"]]
-        return cls(data["row"], observed, data["fault"], data["seconds"], data["log"])
+        return cls(
+            data["row"], observed, data["fault"], data["seconds"], data["log"], data["reason"]
+        )

@@ -11,8 +11,8 @@ from relay_queue.drill import clocks, damage, deaths, latecomers, pressure
 from relay_queue.drill.ground import Ground, NotSeen
 from relay_queue.drill.observation import Observation, equal
 from relay_queue.drill.result import Result
-from relay_queue.drill.tampering import DATABASE
 from relay_queue.store.verify import verify
+from relay_queue.wakeup.files import database_path
 
 Row = Callable[[Ground], Iterator[Observation]]
 
@@ -40,7 +40,7 @@ DAMAGED: Final = frozenset({"F12", "F13"})
 
 
 def play(name: str, directory: Path) -> Result:
-    """Execute one row in an empty folder, where nothing of it runs afterwards."""
+    """Execute one row in an empty folder and database, where nothing of it runs afterwards."""
     began = time.monotonic()
     ground = Ground(directory)
     observed: list[Observation] = []
@@ -50,7 +50,7 @@ def play(name: str, directory: Path) -> Result:
             observed.append(observation)
         ground.stop_workers()
         if name not in DAMAGED:
-            kinds = sorted({fault.kind for fault in verify(str(directory / DATABASE)).faults})
+            kinds = sorted({fault.kind for fault in verify(database_path("default")).faults})
             observed.append(equal("relay verify", kinds or "no fault", "no fault"))
     except NotSeen as missing:
         fault = str(missing)

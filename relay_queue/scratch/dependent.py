@@ -91,6 +91,30 @@ def leaving_when_told(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put off signals that would raise an exception in this block; they arrive at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    # Python runs handlers in the main thread whatever its mask, so the handlers are exchanged.
+    before = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(handler := signal.getsignal(number))
+    }
+    for number in before:
+        signal.signal(number, lambda number, _frame: heard.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for missed in heard:
+            signal.raise_signal(missed)
+
+
 # -- the process it has started
 
 

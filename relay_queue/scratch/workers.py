@@ -112,14 +112,15 @@ def alive() -> list[Worker]:
 
 
 def freeze(pid: int) -> None:
-    """Stop a worker, but not while it holds the writer: everybody else would wait for it.
+    """Stop a worker, but not while it holds the writer, or rows: everybody else would wait for it.
 
-    Raises ``TimeoutError`` if it never lets the writer go.
+    Raises ``TimeoutError`` if it never lets them go.
     """
     for _ in range(20):
         os.kill(pid, signal.SIGSTOP)
         try:
-            with store.transaction(wait_seconds=WRITABLE_SECONDS):
+            with store.transaction(wait_seconds=WRITABLE_SECONDS) as tx:
+                store.stand_alone(tx)
                 return
         except OperationalError:
             os.kill(pid, signal.SIGCONT)

@@ -28,6 +28,7 @@ from relay_queue.store.condemn import (
     reraise_unless_data,
 )
 from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting
+from relay_queue.store.hold import stand_alone
 from relay_queue.store.operate import (
     cancel,
     cancel_one,
@@ -131,6 +132,7 @@ __all__ = [
     "set_priority",
     "settle",
     "snooze",
+    "stand_alone",
     "start_bulk",
     "stop_workers",
     "take_bulk_turn",

@@ -1,4 +1,4 @@
-"""Hold: keep others from jobs that an operator's verb is about to change.
+"""Hold: keep others from jobs that an operator's verb is about to change, or from all leases.
 
 Where many write at once, whoever needs a job's lease and the job takes the lease first: so does a
 settlement, and two that take them in the same order never wait crosswise.
@@ -26,6 +26,9 @@ OPEN_LEASES = """
 """
 """Find the leases under which jobs run."""
 
+STAND_ALONE = "LOCK TABLE relay_queue_lease IN EXCLUSIVE MODE"
+"""Wait for all who write or hold leases, and keep them out. Reading is not hindered."""
+
 
 def hold(tx: Transaction, job_ids: Sequence[int], *, leases: bool) -> list[tuple[Any, ...]]:
     """Return the rows of ``READ_JOBS``; they stay as they are until the commit.
@@ -43,6 +46,12 @@ def hold(tx: Transaction, job_ids: Sequence[int], *, leases: bool) -> list[tuple
             if tx.fetch(OPEN_LEASES.format(ids=marks, lock=""), job_ids) != held:
                 raise _ClaimedMeanwhile
             return rows
+
+
+def stand_alone(tx: Transaction) -> None:
+    """Wait until nobody else writes or holds leases; nobody does until the commit."""
+    if tx.dialect.lock_rows:
+        tx.execute(STAND_ALONE)
 
 
 class _ClaimedMeanwhile(Exception):

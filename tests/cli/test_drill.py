@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from relay_queue.drill.observation import Observation, at_most, contains, equal,
 from relay_queue.drill.promises import PROMISES
 from relay_queue.drill.result import Result
 from relay_queue.drill.rows import DAMAGED, ROWS
+from relay_queue.scratch import dependent
+from relay_queue.scratch.server import Server
 
 Relay = Callable[..., Any]
 GOOD = equal("attempts", ["lost", "acked"], ["lost", "acked"])
@@ -31,9 +34,9 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Path]]:
     def can(*observed: Observation, fault: str = "") -> list[Path]:
         places: list[Path] = []
 
-        def play(rows: Sequence[str], directory: Path) -> Generator[Result]:
-            assert directory.is_dir()
-            places.append(directory)
+        def play(rows: Sequence[str], site: crew.Site) -> Generator[Result]:
+            assert site.directory.is_dir()
+            places.append(site.directory)
             yield from (Result(row, observed, fault) for row in reversed(rows))
 
         monkeypatch.setattr(crew, "play", play)
@@ -79,6 +82,12 @@ def test_a_row_that_has_seen_nothing_differs() -> None:
     assert Result("F1").verdict == "differs"
 
 
+def test_a_row_that_does_not_apply_neither_holds_nor_differs() -> None:
+    result = Result("F13", reason="a server guards its files")
+    assert result.verdict == "not applicable"
+    assert Result.of(json.loads(json.dumps(result.as_data()))) == result
+
+
 def test_every_promise_has_a_row_that_is_executed() -> None:
     assert list(ROWS) == list(PROMISES)
     assert set(ROWS) > DAMAGED
@@ -93,6 +102,7 @@ def test_rows_are_shown_in_the_order_of_the_table(relay: Relay, canned: Any) -> 
     assert answer.code == 0
     assert [row["row"] for row in answer.data["rows"]] == list(PROMISES)
     assert (answer.data["kept"], answer.data["differ"]) == (15, 0)
+    assert (answer.data["engine"], answer.data["not_applicable"]) == ("sqlite", 0)
     assert not places[0].exists(), "the folder is removed"
 
 
@@ -118,7 +128,7 @@ def test_the_folder_is_removed_when_a_row_raises(
     relay: Relay, canned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = canned(GOOD)
-    monkeypatch.setattr(Result, "kept", property(lambda _self: 1 / 0))
+    monkeypatch.setattr(Result, "verdict", property(lambda _self: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         relay("drill")
     assert not places[0].exists()
@@ -128,6 +138,75 @@ def test_the_folder_is_removed_when_a_row_raises(
 def test_an_unknown_row_is_refused_with_those_there_are(relay: Relay, text: str) -> None:
     with pytest.raises(CommandError, match=f"'{text}' is not a row.*The rows are F1, F2, .*F15"):
         relay("drill", "--row", text)
+
+
+# -- on a server
+
+
+class Roomy(Server):
+    """A server of which only the free connections are asked for."""
+
+    free = 100
+
+    def free_connections(self) -> int:
+        return self.free
+
+
+def test_rows_about_files_are_not_executed_on_a_server(tmp_path: Path) -> None:
+    (result,) = crew.play(["F13"], crew.Site(tmp_path, Roomy({}), "x"))
+    assert (result.verdict, result.reason) == ("not applicable", PROMISES["F13"].not_on_server)
+    assert [name for name, row in PROMISES.items() if row.not_on_server] == ["F13"]
+
+
+def test_what_does_not_apply_is_told_with_its_reason_and_is_no_difference(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "of", lambda _alias: Roomy({}))
+    monkeypatch.setattr(Server, "right_to_create", lambda _self: ("app", True))
+    answer = relay("drill", "--row", "F13")
+    assert answer.code == 0
+    assert "On scratch databases relay_drill_" in answer.text
+    assert "pg_amcheck" in answer.text
+    assert answer.text.endswith("0 of 1 kept, 1 not applicable, in 0 s.\n")
+
+
+def test_fewer_rows_run_side_by_side_where_a_server_has_few_connections_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = crew.Site(tmp_path, Roomy({}), "x")
+    assert site.at_once() == crew.Site(tmp_path).at_once()
+    monkeypatch.setattr(Roomy, "free", 5)
+    assert site.at_once() == 1
+
+
+def test_a_role_that_may_make_no_database_is_told_the_right_and_the_way_out(
+    relay: Relay, canned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "of", lambda _alias: Roomy({}))
+    monkeypatch.setattr(Server, "right_to_create", lambda _self: ("app", False))
+    with pytest.raises(CommandError, match=r'lacks CREATEDB. Run ALTER ROLE "app" .* --sqlite'):
+        relay("drill")
+    canned(GOOD)
+    assert relay("drill", "--sqlite", "--json").data["engine"] == "sqlite"
+
+
+def test_an_order_to_leave_waits_until_a_database_is_made_or_dropped() -> None:
+    def leave(_number: int, _frame: Any) -> None:
+        raise SystemExit(3)
+
+    def make() -> None:
+        with dependent.undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("all of it")
+
+    before = signal.signal(signal.SIGTERM, leave)
+    done: list[str] = []
+    try:
+        with pytest.raises(SystemExit):
+            make()
+        assert (done, signal.getsignal(signal.SIGTERM)) == (["all of it"], leave)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # -- tall tables

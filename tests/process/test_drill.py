@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 from relay_queue.drill.promises import PROMISES
+from tests import postgresql
 from tests.conftest import ROOT, processes_with, wait_until
 from tests.process.terminal import COLUMNS, on_a_terminal, widest
 
@@ -64,7 +67,7 @@ def sabotage():
 class Drill:
     """A drill in a temporary directory of its own, started in a project with a database."""
 
-    def __init__(self, directory: Path, database: Path) -> None:
+    def __init__(self, directory: Path, database: Path | str) -> None:
         self.directory = directory
         self.temporary = directory / "with space"
         self.temporary.mkdir()
@@ -128,10 +131,105 @@ def test_every_row_is_kept_and_the_projects_database_not_opened(drill: Drill) ->
     assert list(rows) == list(PROMISES)
     for name, row in rows.items():
         assert (row["failure"], row["promise"]) == (PROMISES[name].failure, PROMISES[name].promise)
-        assert row["verdict"] == "kept"
-        assert len(row["observed"]) >= 3
-        assert all(seen["found"] for seen in row["observed"])
+        assert_kept(row)
     drill.assert_nothing_left()
+
+
+def assert_kept(row: dict[str, Any]) -> None:
+    assert row["verdict"] == "kept", row
+    assert len(row["observed"]) >= 3
+    assert all(seen["found"] for seen in row["observed"])
+
+
+# -- on PostgreSQL
+
+
+class OnServer(NamedTuple):
+    """A drill of a project on PostgreSQL, and the role of its own that it does everything as."""
+
+    drill: Drill
+    role: str
+    server: postgresql.Server
+    project: str
+
+    def databases(self) -> list[str]:
+        """Return the databases of the drill's role; other tests have drills of their own."""
+        with self.server.connect() as connection:
+            found = connection.execute(
+                "SELECT datname FROM pg_database JOIN pg_roles r ON datdba = r.oid "
+                "WHERE rolname = %s",
+                [self.role],
+            )
+            return [name for (name,) in found]
+
+    def say(self, statement: str) -> None:
+        with self.server.connect() as connection:
+            connection.execute(statement.format(role=self.role).encode())
+
+    def touched(self) -> list[tuple[Any, ...]]:
+        """Return the tables of the project's database that were ever read or written."""
+        with psycopg.connect(self.project, autocommit=True) as connection:
+            return connection.execute(
+                "SELECT relname FROM pg_stat_user_tables "
+                "WHERE seq_scan + n_tup_ins + n_tup_upd + n_tup_del > 0"
+            ).fetchall()
+
+
+@pytest.fixture
+def on_server(
+    tmp_path: Path, postgresql_server: postgresql.Server, postgresql_url: str
+) -> Iterator[OnServer]:
+    role = f"drill_{uuid.uuid4().hex[:8]}"
+    drill = Drill(tmp_path, postgresql_url.replace(postgresql.USER, role, 1))
+    found = OnServer(drill, role, postgresql_server, postgresql_url)
+    found.say("CREATE ROLE {role} LOGIN CREATEDB")
+    before = found.touched()
+    yield found
+    for pid in drill.pids():
+        os.kill(pid, signal.SIGKILL)
+    left = found.databases()
+    for name in left:
+        postgresql_server.drop(name)
+    found.say("DROP ROLE {role}")
+    assert left == []
+    assert found.touched() == before, "the project's database is left alone"
+
+
+def test_every_row_that_applies_is_kept_on_postgresql(on_server: OnServer) -> None:
+    drill = on_server.drill
+    assert drill.start("--json").wait(SECONDS) == 0, drill.output()
+    rows = drill.rows()
+    assert list(rows) == list(PROMISES)
+    assert rows["F13"]["reason"] == PROMISES["F13"].not_on_server
+    assert rows.pop("F13")["verdict"] == "not applicable"
+    for row in rows.values():
+        assert_kept(row)
+    drill.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_drill_that_is_ended_leaves_no_database(on_server: OnServer, number: int) -> None:
+    process = on_server.drill.start("--row", "F4")
+    on_server.drill.wait_for_workers()
+    (database,) = on_server.databases()
+    assert database.startswith("relay_drill_")
+    assert f"On scratch databases {database.rpartition('_')[0]}_…" in on_server.drill.output()
+    process.send_signal(number)
+    process.wait(60)
+    wait_until(lambda: not on_server.drill.pids(), message=on_server.drill.output)
+    assert on_server.databases() == []
+
+
+def test_a_role_without_createdb_is_refused_before_anything_is_done(on_server: OnServer) -> None:
+    on_server.say("ALTER ROLE {role} NOCREATEDB")
+    assert on_server.drill.start().wait(SECONDS) == 1
+    said = on_server.drill.output()
+    assert f"its role '{on_server.role}' has no right to: it lacks CREATEDB" in said
+    assert "--sqlite" in said
+    on_server.drill.assert_nothing_left()
+
+
+# -- what differs
 
 
 def test_rows_differ_when_relay_does_not_keep_its_promises(drill: Drill) -> None:

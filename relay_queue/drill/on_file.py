@@ -18,20 +18,11 @@ from typing import Final
 
 from django.db import connection
 
+from relay_queue.drill.faults import fill_disk
+from relay_queue.drill.means import Means
+
 DATABASE: Final = "relay.sqlite3"
 LOG: Final = DATABASE + "-wal"
-
-
-@contextmanager
-def writer_taken(directory: Path) -> Iterator[None]:
-    """Hold the write lock as a program does that knows nothing of Relay."""
-    path = directory / DATABASE
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        finally:
-            other.execute("ROLLBACK")
 
 
 def write_out() -> None:
@@ -75,14 +66,50 @@ def places_of(path: Path, text: bytes) -> list[int]:
     return places
 
 
-CAN_BREAK_WRITES: Final = sys.platform == "linux"
+MOST_BYTES: Final = 2_000
 
 
-def break_writes(pid: int, most_bytes: int) -> None:
-    """Let the system refuse a process's writes beyond so many bytes of a file.
+class FileMeans(Means):
+    """Another program's connection, bits of the file, and limits that the system sets."""
 
-    SQLite reports an I/O error then, of which nobody can say what is on disk.
-    """
-    assert sys.platform == "linux"
-    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, hard))
+    fault_of_room = "room"
+
+    def alter_argument(self, stored: str, other: str) -> None:
+        """Flip a bit, wherever the text stands in the file."""
+        write_out()
+        place = next(
+            n for n, both in enumerate(zip(stored, other, strict=True)) if len({*both}) > 1
+        )
+        path = self.directory / DATABASE
+        for start in places_of(path, stored.encode()):
+            flip_bit(path, start + place, ord(stored[place]) ^ ord(other[place]))
+
+    @contextmanager
+    def writer_taken(self) -> Iterator[None]:
+        """Hold the write lock."""
+        path = self.directory / DATABASE
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                other.execute("ROLLBACK")
+
+    @contextmanager
+    def no_room(self) -> Iterator[None]:
+        """Let the fault strike that the workers were prepared with."""
+        sign = self.directory / fill_disk.__name__
+        sign.touch()
+        yield
+        sign.unlink()
+
+    def break_writes(self, pid: int) -> bool:
+        """Let the system refuse writes beyond so many bytes of a file.
+
+        SQLite reports an I/O error then.
+        """
+        if sys.platform != "linux":
+            return False
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (MOST_BYTES, hard))
+        return True
