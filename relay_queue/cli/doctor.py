@@ -211,7 +211,8 @@ def _workers() -> Iterator[Finding]:
     path = database_path(conf.get().database)
     live = [w for w in report.workers(store.inspect.now()) if w.row.stopped_at is None]
     if not live:
-        yield Finding("workers", "warn", "none is registered", "Start manage.py runworker.")
+        hint = "Jobs wait until one is started: manage.py runworker."
+        yield Finding("workers", "warn", "no worker is running", hint)
     for worker in live:
         verdict = _verdict(path, worker.row)
         age = worker.heartbeat_age_seconds

@@ -119,7 +119,7 @@ def _use(used: int, limit: int | None) -> str:
 
 def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
     if not workers:
-        out.line("No worker is registered. Start one with manage.py runworker.")
+        out.line("No worker is running. Start one with manage.py runworker.")
         return
     out.table(
         ["worker", "host", "pid", "slots", "held", "heartbeat", "state"],
@@ -141,8 +141,8 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
 def _worker_state(worker: WorkerStatus) -> str:
     if worker.row.stopped_at is None:
         return _ORDERED.get(worker.row.ordered, "running")
-    reason = f": {worker.row.stop_reason}" if worker.row.stop_reason else ""
-    return f"stopped{reason}"
+    # Each reason says by itself that it has ended: "stopped by an operator", "died: ...".
+    return worker.row.stop_reason or "stopped"
 
 
 def _as_data(status: Status) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def test_healthy_project_exits_with_0(relay: Relay) -> None:
     found = findings(answer)
     for name in ("python", "django", "sqlite", "engine", "migrations", "pragma journal_mode"):
         assert found[name]["level"] == "ok", found[name]
-    assert found["workers"]["hint"] == "Start manage.py runworker."
+    assert found["workers"]["hint"] == "Jobs wait until one is started: manage.py runworker."
 
 
 def test_each_line_begins_with_its_level(relay: Relay) -> None:

@@ -108,3 +108,19 @@ def test_watch_shows_it_again_until_ctrl_c(
     assert naps == [5.0, 5.0, 5.0]
     assert answer.text.count("Relay at ") == 3
     assert answer.code == 130
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("stopped", "stopped"),
+        ("", "stopped"),
+        ("stopped by an operator", "stopped by an operator"),
+        ("died: its lock was free", "died: its lock was free"),
+    ],
+)
+def test_worker_that_has_ended_is_said_once_to_have(relay: Relay, reason: str, shown: str) -> None:
+    worker_id = actions.register(name="alpha")
+    actions.do(actions.store.stop_workers, [worker_id], reason)
+    (line,) = [line for line in relay("status").text.splitlines() if line.startswith("alpha")]
+    assert line.endswith(f"ago  {shown}")

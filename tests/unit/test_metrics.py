@@ -118,14 +118,27 @@ def test_without_a_token_in_the_settings_no_token_is_right(said: str) -> None:
     assert metrics.view(request).status_code == 403
 
 
-def test_a_user_who_may_view_queues_needs_no_token() -> None:
-    user = User.objects.create_user("operator")
+@pytest.mark.parametrize(
+    ("lacks", "status"),
+    [("", 200), ("permission", 403), ("is_staff", 403), ("is_active", 403)],
+)
+def test_staff_who_may_view_queues_need_no_token(lacks: str, status: int) -> None:
+    flags = {name: name != lacks for name in ("is_staff", "is_active")}
+    user = User.objects.create_user("operator", **flags)
+    if lacks != "permission":
+        user.user_permissions.add(Permission.objects.get(codename="view_queue"))
+    request = RequestFactory().get("/metrics")
+    request.user = User.objects.get(pk=user.pk)
+    assert metrics.view(request).status_code == status
+
+
+@pytest.mark.parametrize("lacks", ["is_staff", "is_active"])
+def test_superuser_who_may_not_enter_the_admin_is_refused(lacks: str) -> None:
+    user = User.objects.create_superuser("root")
+    setattr(user, lacks, False)
     request = RequestFactory().get("/metrics")
     request.user = user
     assert metrics.view(request).status_code == 403
-    user.user_permissions.add(Permission.objects.get(codename="view_queue"))
-    request.user = User.objects.get(pk=user.pk)
-    assert metrics.view(request).status_code == 200
 
 
 def test_nothing_but_reading_is_allowed() -> None:

@@ -40,7 +40,7 @@ def show(out: Output, seconds: float) -> int:
         return 1
     out.line(f"All of it was observed, in {seconds:.0f} s.", "good")
     out.line()
-    out.facts(_next_commands(), title="What to try next")
+    _what_next(out)
     return 0
 
 
@@ -93,16 +93,24 @@ def _verify(out: Output) -> int:
     return done.returncode
 
 
-def _next_commands() -> dict[str, object]:
-    """Return commands that work in the current directory, and what they do."""
+def _what_next(out: Output) -> None:
+    """Show commands that work in the current directory: first what needs nothing.
+
+    The others look at the project's own database, which the demo has not touched.
+    """
     here, python = Path.cwd(), Path(sys.executable)
     program = str(python.relative_to(here)) if python.is_relative_to(here) else "python"
-    commands: dict[str, object] = {}
-    if (here / "relay_project" / "serve.py").exists():
-        commands["make serve"] = "the admin and a worker"
     relay = f"{program} manage.py relay"
-    commands[f"{program} manage.py runworker"] = "run jobs until told to stop"
-    commands[f"{relay} status"] = "queues, workers, dead letters"
-    commands[f"{relay} doctor"] = "what is set up, and what is wrong"
-    commands[f"{relay} --help"] = "all that relay can do"
-    return commands
+    now: dict[str, object] = {f"{relay} --help": "all that relay can do"}
+    maker = f"{program} manage.py migrate"
+    if (here / "relay_project" / "serve.py").exists():
+        maker = "make serve"
+        now = {maker: "the admin and a worker, on a database of its own; Ctrl-C ends it", **now}
+    later: dict[str, object] = {
+        f"{relay} status": "queues, workers, dead letters",
+        f"{relay} doctor": "what is set up, and what is wrong",
+        f"{program} manage.py runworker": "one more worker, until told to stop",
+    }
+    out.facts(now, title="What to try next")
+    out.line()
+    out.facts(later, title=f"Once {maker} has made the database, in another terminal")
