@@ -102,6 +102,9 @@ def test_demo_observes_what_it_promises_and_can_be_looked_at_afterwards(demo: De
     ):
         assert promise in said
     story, _, kept = demo.output().partition("Kept in ")
+    first, _, rest = story.partition("Once make serve has made the database")
+    assert "make serve" in first.partition("What to try next")[2]
+    assert all(verb in rest for verb in ("status", "doctor", "runworker")), "these need it"
     assert max(map(len, story.splitlines())) <= 80
     assert not demo.project_database.exists()
     assert demo.pids() == {}

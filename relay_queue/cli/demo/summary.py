@@ -105,7 +105,7 @@ def _what_next(out: Output) -> None:
     maker = f"{program} manage.py migrate"
     if (here / "relay_project" / "serve.py").exists():
         maker = "make serve"
-        now = {maker: "the admin and a worker, on a database of its own; Ctrl-C ends it", **now}
+        now = {maker: "the admin and a worker; Ctrl-C ends them", **now}
     later: dict[str, object] = {
         f"{relay} status": "queues, workers, dead letters",
         f"{relay} doctor": "what is set up, and what is wrong",
