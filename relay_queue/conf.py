@@ -270,6 +270,15 @@ class RelaySettings:
     retain_workers_seconds: float | None = _retention(7 * _DAY)
     """How long rows of stopped workers are kept; None is for ever."""
 
+    @property
+    def retain_bulk_acts_seconds(self) -> float | None:
+        """How long finished bulk acts are kept: as statistics, but a day at least.
+
+        While its row is there, a bulk act that is submitted again is known.
+        """
+        kept = self.retain_minutes_seconds
+        return None if kept is None else max(kept, _DAY)
+
 
 # Pairs where the first must not be above the second.
 _ORDERED: Final = (

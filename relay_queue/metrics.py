@@ -66,8 +66,9 @@ def _is_allowed(request: HttpRequest) -> bool:
             return True
     user = getattr(request, "user", None)  # without sessions there are no users
     # As the admin asks, where these numbers also stand: a permission alone opens no page of it.
-    is_operator = user is not None and user.is_active and user.is_staff
-    return bool(is_operator and user.has_perm("relay_queue.view_queue"))
+    if user is None or not (user.is_active and user.is_staff):
+        return False
+    return bool(user.has_perm("relay_queue.view_queue"))
 
 
 def _queues() -> Iterator[Metric]:

@@ -370,6 +370,7 @@ class BulkAct(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
+    nonce = models.CharField(_("nonce"), max_length=32, unique=True)
     act = models.CharField(_("act"), max_length=20)
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     listing = models.CharField(_("list"), max_length=100)

@@ -18,13 +18,12 @@ from relay_queue.compat import (
 )
 from relay_queue.exceptions import Cancelled, PayloadError, TimedOut, UnknownTask
 from relay_queue.states import UNCHARGED, Outcome, State
+from relay_queue.store import bounds
 from relay_queue.store.records import Enqueued
 from relay_queue.task import Call, as_enqueued
 
 if TYPE_CHECKING:
     from relay_queue.models import Job, Lease
-
-MAX_JOB_ID: Final = 2**63 - 1
 
 STATUSES: Final[dict[str, TaskResultStatus]] = {
     State.SCHEDULED: TaskResultStatus.READY,
@@ -178,8 +177,8 @@ def _job_id(result_id: str) -> int:
     if not (result_id.isascii() and result_id.isdecimal()):
         raise TaskResultDoesNotExist(result_id)
     # Longer numbers are no ids, and Python refuses to read very long ones.
-    job_id = int(result_id) if len(result_id) <= len(str(MAX_JOB_ID)) else 0
-    if not 0 < job_id <= MAX_JOB_ID:
+    job_id = int(result_id) if len(result_id) <= len(str(bounds.MAX_ID)) else 0
+    if not bounds.is_id(job_id):
         raise TaskResultDoesNotExist(result_id)
     return job_id
 

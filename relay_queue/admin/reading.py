@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
+from django.contrib import admin, messages
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect
 from django.utils.functional import cached_property
 from django.utils.text import capfirst
+from django.utils.translation import gettext as _
 
 from relay_queue import conf
 from relay_queue.admin.lists import searching
@@ -19,6 +21,7 @@ from relay_queue.admin.lists.changelist import WalkChangeList
 from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.names import Names
 from relay_queue.admin.lists.walk import Walk
+from relay_queue.store.bounds import is_storable
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -67,6 +70,10 @@ class ReadingAdmin(ModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Name what is listed: the admin's own title asks to select a row, which nobody must."""
+        if not _can_be_asked(request.GET):
+            text = _("No row has a NUL character in it, so no filter can ask for one.")
+            messages.warning(request, text, fail_silently=True)
+            return redirect(request.path)
         title = capfirst(str(self.opts.verbose_name_plural))
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
@@ -79,6 +86,14 @@ class ReadingAdmin(ModelAdmin):
         return lookup in self.linked or any(
             lookup in _parameters(each) for each in self.get_list_filter(request)
         )
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any | None:
+        """Return the row with a key; None, too, for keys at which a database would fail."""
+        if not is_storable(object_id):
+            return None
+        return super().get_object(request, object_id, from_field)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read from the database of the queue."""
@@ -95,6 +110,16 @@ class ReadingAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody may delete a row."""
         return False
+
+
+def _can_be_asked(query: QueryDict) -> bool:
+    """Say whether the database can look for all values of an address; the search takes any text."""
+    return all(
+        is_storable(text)
+        for name, values in query.lists()
+        if name != SEARCH_VAR
+        for text in (name, *values)
+    )
 
 
 def _parameters(listed: Any) -> Sequence[str]:

@@ -12,6 +12,7 @@ from django.db import connections
 from relay_queue import conf
 from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.selection import whole
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
 from relay_queue.states import State
@@ -31,7 +32,7 @@ TOKEN_CHARS = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_json(parser)
-    parser.add_argument("--job", metavar="ID", type=int, help="Tell the story of this job.")
+    parser.add_argument("--job", metavar="ID", type=whole, help="Tell the story of this job.")
 
 
 def run(options: argparse.Namespace, out: Output) -> int:

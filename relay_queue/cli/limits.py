@@ -8,7 +8,7 @@ from typing import Final
 from relay_queue import conf, store
 from relay_queue.cli import queues
 from relay_queue.cli.base import Output, add_json
-from relay_queue.models import Queue
+from relay_queue.store.operate import LIMITS
 from relay_queue.wakeup import ring_on_commit
 
 HELP = (
@@ -17,7 +17,6 @@ HELP = (
 )
 
 UNBOUNDED: Final = "none"
-NAMES: Final = ("capacity", "max_running")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,19 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Change what was given and show the limits."""
     queue = queues.check(options.queue)
-    given = {name: getattr(options, name) for name in NAMES if getattr(options, name) is not None}
+    said = {name: getattr(options, name) for name in LIMITS}
+    given: dict[str, int | None] = {
+        name: None if value == UNBOUNDED else value
+        for name, value in said.items()
+        if value is not None
+    }
     with store.transaction() as tx:
-        store.ensure_queue(tx, queue)
-        row = Queue.objects.using(conf.get().database).get(name=queue)
-        limits: dict[str, int | None] = {name: getattr(row, name) for name in NAMES}
-        limits |= {name: None if value == UNBOUNDED else value for name, value in given.items()}
+        limits = store.hold_limits(tx, queue)
         if given:
-            store.set_limits(
-                tx, queue, capacity=limits["capacity"], max_running=limits["max_running"]
-            )
+            store.set_limits(tx, queue, **given)
             ring_on_commit(conf.get().database)
+    limits |= given
     out.data({"queue": queue, **limits})
-    shown = ("no limit" if limits[name] is None else f"{limits[name]:,}" for name in NAMES)
+    shown = ("no limit" if limits[name] is None else f"{limits[name]:,}" for name in LIMITS)
     out.line("Queue {}: capacity {}, max running {}.".format(queue, *shown))
     return 0
 

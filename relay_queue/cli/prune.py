@@ -13,7 +13,7 @@ from relay_queue.states import State
 
 HELP = (
     "Delete finished jobs with their ledger, at most a thousand a transaction. Without arguments, "
-    "what the RETAIN_ settings no longer keep, old statistics and stopped workers included. Dead "
+    "what the RETAIN_ settings no longer keep, old statistics, bulk acts and stopped workers included. Dead "
     "letters go only with --state dead or a setting."
 )
 
@@ -85,11 +85,12 @@ def _prune_jobs(state: State, before: datetime) -> int:
 
 
 def _prune_the_rest(now: datetime) -> dict[str, int]:
-    """Delete rows of stopped workers and statistics that the settings no longer keep."""
+    """Delete rows of stopped workers, statistics and bulk acts that the settings no longer keep."""
     settings = conf.get()
     rest = {
         "workers": (store.prune_workers, settings.retain_workers_seconds),
         "minutes": (store.prune_minutes, settings.retain_minutes_seconds),
+        "bulk acts": (store.prune_bulk_acts, settings.retain_bulk_acts_seconds),
     }
     deleted = {}
     for name, (verb, seconds) in rest.items():

@@ -15,8 +15,8 @@ from relay_queue import conf, store
 from relay_queue.cli.base import Output
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job
-from relay_queue.results import MAX_JOB_ID
 from relay_queue.states import State
+from relay_queue.store.bounds import MAX_ID, is_storable
 from relay_queue.wakeup import ring_on_commit
 
 BATCH: Final = 1_000
@@ -40,17 +40,27 @@ class Tally:
 
 def whole(text: str) -> int:
     """Return a whole number that a column can hold: the database would fail at a longer one."""
-    number = int(text)  # argparse names a text that is none
-    if number > MAX_JOB_ID:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is too large; the limit is {MAX_JOB_ID}")
+    try:
+        number = int(text)
+    except ValueError:  # also for more digits than Python reads
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+    if abs(number) > MAX_ID:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is too large; the limit is {MAX_ID}")
     return number
+
+
+def name(text: str) -> str:
+    """Return a name that a row can have: the database would fail at any other."""
+    if not is_storable(text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no name: it has what is no text")
+    return text
 
 
 def add_arguments(parser: argparse.ArgumentParser, states: Sequence[State]) -> None:
     """Declare job ids, and the filters by which jobs in one of ``states`` are found instead."""
     parser.add_argument("job_ids", metavar="ID", nargs="*", type=whole, help="Ids of jobs.")
-    parser.add_argument("--queue", help="Only jobs of this queue.")
-    parser.add_argument("--task", help="Only jobs of this task, by its dotted path.")
+    parser.add_argument("--queue", type=name, help="Only jobs of this queue.")
+    parser.add_argument("--task", type=name, help="Only jobs of this task, by its dotted path.")
     parser.add_argument(
         "--state",
         action="append",

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
 from relay_queue.models import Worker, WorkerOrder
+from relay_queue.store.bounds import is_storable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,8 @@ def _chosen(options: argparse.Namespace) -> list[int]:
 
 def _find(text: str) -> int:
     rows = Worker.objects.using(conf.get().database)
-    live = rows.filter(stopped_at=None, name=text).order_by("id")
+    named = rows.filter(name=text) if is_storable(text) else rows.none()
+    live = named.filter(stopped_at=None).order_by("id")
     found = list(live.values_list("id", flat=True))
     if len(found) > 1:
         ids = ", ".join(map(str, found))

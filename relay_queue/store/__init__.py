@@ -33,6 +33,7 @@ from relay_queue.store.operate import (
     cancel,
     cancel_one,
     discard,
+    hold_limits,
     pause,
     recount,
     release_leases,
@@ -45,7 +46,7 @@ from relay_queue.store.operate import (
     set_priority,
 )
 from relay_queue.store.prepare import call, prepare, terms
-from relay_queue.store.prune import prune, prune_minutes, prune_workers
+from relay_queue.store.prune import prune, prune_bulk_acts, prune_minutes, prune_workers
 from relay_queue.store.queues import ensure_queue
 from relay_queue.store.records import (
     Changed,
@@ -104,6 +105,7 @@ __all__ = [
     "finish_bulk",
     "give_bulk_to_job",
     "heartbeat",
+    "hold_limits",
     "in_transaction",
     "inspect",
     "nack",
@@ -112,6 +114,7 @@ __all__ = [
     "prepare",
     "promote",
     "prune",
+    "prune_bulk_acts",
     "prune_minutes",
     "prune_workers",
     "recount",

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from relay_queue import clock
 from relay_queue.exceptions import InvalidJob
+
+MAX_ID: Final = 2**63 - 1
+"""The largest id that a row can have."""
+
+
+def is_id(value: int) -> bool:
+    """Say whether a row can have this id. Databases do not look up a longer number: they fail."""
+    return 0 < value <= MAX_ID
+
+
+def ids(values: Iterable[int]) -> list[int]:
+    """Return the ids that rows can have, each once, in the order given; the others are unknown."""
+    return [value for value in dict.fromkeys(values) if is_id(value)]
+
+
+def is_storable(value: str) -> bool:
+    """Say whether every database can store, and look for, a text: not a NUL or a lone surrogate."""
+    return "\x00" not in value and (value.isascii() or _encodes(value))
 
 
 def text(name: str, value: object, limit: int) -> str:
@@ -19,7 +37,7 @@ def text(name: str, value: object, limit: int) -> str:
     plain = str.__str__(value)
     if not 1 <= len(plain) <= limit:
         raise InvalidJob(f"{name} is {len(plain)} characters long; it must have 1 to {limit}")
-    if "\x00" in plain or not (plain.isascii() or _encodes(plain)):
+    if not is_storable(plain):
         raise InvalidJob(f"{name} {plain!r} contains a NUL or a lone surrogate; remove it")
     return plain
 

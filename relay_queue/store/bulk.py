@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relay_queue.store import bounds
 from relay_queue.store.transaction import Transaction
 
 START = """
     INSERT INTO relay_queue_bulkact
-        (act, priority, listing, filters, time_zone, language, upper_id, matched, position,
+        (nonce, act, priority, listing, filters, time_zone, language, upper_id, matched, position,
          changed, skipped, user_id, username, created_at, stop_reason)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, 0, 0, 0, %s, %s, %s, '')
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, 0, 0, 0, %s, %s, %s, '')
+    ON CONFLICT (nonce) DO NOTHING
     RETURNING id
 """
-"""Note what is to be done."""
+"""Note what is to be done, unless it was noted for the same nonce already."""
 
 GIVE_TO_JOB = "UPDATE relay_queue_bulkact SET job_id = %s WHERE id = %s"
 """Note the job that does it."""
@@ -48,8 +50,9 @@ FINISH = """
 
 @dataclass(frozen=True, slots=True)
 class NewBulkAct:
-    """What to do to which jobs, and who wants it."""
+    """What to do to which jobs, and who wants it. A nonce is good for one act."""
 
+    nonce: str
     act: str
     priority: int | None
     listing: str
@@ -62,12 +65,20 @@ class NewBulkAct:
     username: str
 
 
-def start_bulk(tx: Transaction, new: NewBulkAct) -> int:
-    """Note a bulk act and return its id."""
-    values = [new.act, new.priority, new.listing, new.filters, new.time_zone, new.language]
+def start_bulk(tx: Transaction, new: NewBulkAct) -> int | None:
+    """Note a bulk act and return its id; None if there is one of this nonce."""
+    values = [
+        new.nonce,
+        new.act,
+        new.priority,
+        new.listing,
+        new.filters,
+        new.time_zone,
+        new.language,
+    ]
     values += [new.upper_id, new.matched, new.user_id, new.username, tx.now_db]
-    ((bulk_id,),) = tx.fetch(START, values)
-    return int(bulk_id)
+    rows = tx.fetch(START, values)
+    return int(rows[0][0]) if rows else None
 
 
 def give_bulk_to_job(tx: Transaction, bulk_id: int, job_id: int) -> None:
@@ -80,7 +91,7 @@ def take_bulk_turn(tx: Transaction, bulk_id: int, position: int, upto: int) -> b
 
     Call it before the batch, in the same transaction: the row then keeps others from the batch.
     """
-    return tx.execute(TAKE_TURN, [upto, bulk_id, position]) == 1
+    return bounds.is_id(bulk_id) and tx.execute(TAKE_TURN, [upto, bulk_id, position]) == 1
 
 
 def count_bulk(tx: Transaction, bulk_id: int, *, changed: int, skipped: int) -> None:
@@ -90,9 +101,10 @@ def count_bulk(tx: Transaction, bulk_id: int, *, changed: int, skipped: int) -> 
 
 def cancel_bulk(tx: Transaction, bulk_id: int) -> bool:
     """End a bulk act after the batch that is being done; False if it was over already."""
-    return tx.execute(CANCEL, [tx.now_db, tx.now_db, bulk_id]) == 1
+    return bounds.is_id(bulk_id) and tx.execute(CANCEL, [tx.now_db, tx.now_db, bulk_id]) == 1
 
 
 def finish_bulk(tx: Transaction, bulk_id: int, stop_reason: str = "") -> bool:
     """End a bulk act, with the reason if jobs are left; False if it was over already."""
-    return tx.execute(FINISH, [tx.now_db, stop_reason[:500], bulk_id]) == 1
+    values = [tx.now_db, stop_reason[:500], bulk_id]
+    return bounds.is_id(bulk_id) and tx.execute(FINISH, values) == 1

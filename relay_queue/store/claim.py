@@ -11,6 +11,7 @@ from typing import Any
 
 from relay_queue import payload as payload_codec
 from relay_queue.states import State
+from relay_queue.store import bounds
 from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction, transaction
@@ -129,6 +130,8 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
         return set()
     params: list[Any] = []
     for lease_id, token, seconds in leases:
+        if not bounds.is_id(lease_id):
+            continue
         params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
     return {row[0] for row in tx.rows(RENEW, RENEW_CASTS, params, tx.now_db, tx.now_db)}
 

@@ -90,10 +90,11 @@ RESUME = """
 """
 """Allow claims from a queue."""
 
-SET_LIMITS = """
-    UPDATE relay_queue_queue SET capacity = %s, max_running = %s, updated_at = %s WHERE name = %s
-"""
-"""Replace both limits of a queue."""
+READ_LIMITS = "SELECT capacity, max_running FROM relay_queue_queue WHERE name = %s{lock}"
+"""Read the limits of a queue, and keep others from changing them."""
+
+SET_LIMITS = "UPDATE relay_queue_queue SET {limits}, updated_at = %s WHERE name = %s"
+"""Replace limits of a queue."""
 
 SET_AGING = "UPDATE relay_queue_queue SET aging_seconds = %s, updated_at = %s WHERE name = %s"
 """Replace the aging of a queue; the ranks follow in batches."""
@@ -123,6 +124,9 @@ FORGET_COUNTS = "DELETE FROM relay_queue_queuecount WHERE queue = %s"
 
 BATCH: Final = 1000
 """Rows that one transaction of ours touches at the most."""
+
+LIMITS: Final = ("capacity", "max_running")
+"""The limits of a queue, which are columns of its row."""
 
 MAX_LIMIT: Final = 2**31 - 1
 """The largest capacity or number of running jobs that the columns hold."""
@@ -234,16 +238,29 @@ def resume(tx: Transaction, queue: str) -> bool:
     return tx.execute(RESUME, [tx.now_db, queue]) == 1
 
 
-def set_limits(
-    tx: Transaction, queue: str, *, capacity: int | None, max_running: int | None
-) -> None:
-    """Replace the limits of a queue; None is unbounded. Jobs already there stay."""
-    for name, value in (("capacity", capacity), ("max_running", max_running)):
+def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:
+    """Return the limits of a queue by name; nobody else changes them before this transaction ends."""
+    queue = queue_name(queue)
+    queue_limits(tx, queue)
+    (row,) = tx.fetch(READ_LIMITS.format(lock=tx.dialect.lock_rows), [queue])
+    return dict(zip(LIMITS, row, strict=True))
+
+
+def set_limits(tx: Transaction, queue: str, **limits: int | None) -> None:
+    """Replace limits of a queue, ``capacity=`` and ``max_running=``; None is unbounded.
+
+    One that is not named stays as it is, and so do jobs already there.
+    """
+    unknown = sorted(set(limits) - set(LIMITS))
+    if unknown or not limits:
+        raise TypeError(f"name {' or '.join(LIMITS)}, not {', '.join(unknown) or 'nothing'}")
+    for name, value in limits.items():
         if value is not None:
             bounds.whole(name, value, 0, MAX_LIMIT)
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    tx.execute(SET_LIMITS, [capacity, max_running, tx.now_db, queue])
+    columns = ", ".join(f"{name} = %s" for name in limits)
+    tx.execute(SET_LIMITS.format(limits=columns), [*limits.values(), tx.now_db, queue])
 
 
 def rerank(queue: str, aging_seconds: float | None) -> int:
@@ -299,7 +316,7 @@ def _select(
     tx: Transaction, job_ids: Sequence[int], states: frozenset[State]
 ) -> tuple[list[_Row], Changed]:
     """Split jobs into those in one of the states and those that are skipped; unknown ids vanish."""
-    ids = list(dict.fromkeys(job_ids))
+    ids = bounds.ids(job_ids)
     if len(ids) > BATCH:
         raise ValueError(f"{len(ids)} jobs in one transaction; at most {BATCH}. Work in batches.")
     changed = Changed()

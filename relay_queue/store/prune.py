@@ -1,4 +1,4 @@
-"""Prune: delete old finished jobs, stopped workers and statistics, a bounded bite at a time."""
+"""Prune: delete old finished jobs, workers, bulk acts and statistics, a bounded bite at a time."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ DELETE_MINUTES = """
 """
 """Delete statistics of minutes that nobody asks for any more."""
 
+DELETE_BULK_ACTS = """
+    DELETE FROM relay_queue_bulkact WHERE id IN (
+        SELECT b.id FROM relay_queue_bulkact b
+        WHERE b.finished_at < %s OR (b.finished_at IS NULL AND b.created_at < %s
+            AND b.job_id IS NOT NULL
+            AND NOT EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.id = b.job_id))
+        ORDER BY b.id LIMIT %s)
+"""
+"""Delete bulk acts that ended long ago, or that nobody will go on with: their job is gone."""
+
 
 def prune(tx: Transaction, state: State, finished_before: datetime, limit: int = 1000) -> int:
     """Delete up to ``limit`` jobs of a terminal state that finished before a time, with leases.
@@ -65,3 +75,12 @@ def prune_workers(tx: Transaction, before: datetime, limit: int = 1000) -> int:
 def prune_minutes(tx: Transaction, before: datetime, limit: int = 1000) -> int:
     """Delete up to ``limit`` rows of statistics of minutes before a time; return how many."""
     return tx.execute(DELETE_MINUTES, [tx.dialect.to_db(before), limit])
+
+
+def prune_bulk_acts(tx: Transaction, before: datetime, limit: int = 1000) -> int:
+    """Delete up to ``limit`` bulk acts that ended before a time; return how many.
+
+    One that did not end goes by the time at which it was asked for, once its job is gone.
+    """
+    moment = tx.dialect.to_db(before)
+    return tx.execute(DELETE_BULK_ACTS, [moment, moment, limit])

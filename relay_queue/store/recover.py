@@ -7,6 +7,7 @@ from typing import Any
 
 from relay_queue.backoff import Backoff
 from relay_queue.states import Outcome, State
+from relay_queue.store import bounds
 from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
@@ -83,6 +84,7 @@ def recover_dead(
     The proof is the caller's: it holds the dead worker's lock. Time alone proves nothing.
     ``careful`` is as in `recover_expired`.
     """
+    worker_ids = bounds.ids(worker_ids)
     if not worker_ids:
         return []
     workers = ", ".join(["%s"] * len(worker_ids))

@@ -164,7 +164,7 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
 
 def _settle_each(tx: Transaction, settlements: list[Settlement]) -> dict[int, Settled]:
     """Settle leases that are all different; return the answers by lease id."""
-    jobs = _end_leases(tx, settlements)
+    jobs = _end_leases(tx, [told for told in settlements if bounds.is_id(told.lease_id)])
     accepted = [told for told in settlements if told.lease_id in jobs]
     placed = _succeed(tx, [told for told in accepted if told.verb == "ack"], jobs)
     others = [told for told in accepted if told.verb != "ack"]
@@ -333,7 +333,7 @@ def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
 
 
 def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
-    rows = tx.ids(FIND_REFUSED, [told.lease_id for told in late])
+    rows = tx.ids(FIND_REFUSED, bounds.ids(told.lease_id for told in late))
     found = {row[0]: row for row in rows}
     placed = {}
     for told in late:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from relay_queue.models import WorkerOrder
+from relay_queue.store import bounds
 from relay_queue.store.transaction import Transaction
 
 REGISTER = """
@@ -140,6 +141,7 @@ def heartbeat(tx: Transaction, worker_id: int, totals: Totals) -> None:
 
 def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int:
     """Mark workers as ended, with the reason; return how many were not yet."""
+    worker_ids = bounds.ids(worker_ids)
     if not worker_ids:
         return 0
     statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
@@ -153,6 +155,7 @@ def order_workers(
 
     They read it within about a second. A worker that has ended, or was told to stop, is passed over.
     """
+    worker_ids = bounds.ids(worker_ids)
     if not worker_ids:
         return []
     statement = ORDER.format(ids=", ".join(["%s"] * len(worker_ids)))

@@ -83,6 +83,9 @@ def _chores() -> Iterator[Callable[[store.Transaction], int]]:
     if settings.retain_minutes_seconds is not None:
         minutes = timedelta(seconds=settings.retain_minutes_seconds)
         yield lambda tx: store.prune_minutes(tx, tx.now - minutes, BITE_ROWS)
+    if settings.retain_bulk_acts_seconds is not None:
+        bulk_acts = timedelta(seconds=settings.retain_bulk_acts_seconds)
+        yield lambda tx: store.prune_bulk_acts(tx, tx.now - bulk_acts, BITE_ROWS)
     yield lambda tx: store.write_off_workers(tx, tx.now - VANISHED_AFTER, BITE_ROWS)
     if settings.retain_workers_seconds is not None:
         workers = timedelta(seconds=settings.retain_workers_seconds)

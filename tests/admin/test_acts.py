@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -112,7 +113,10 @@ def test_stranger_is_sent_to_the_login() -> None:
 def test_nothing_is_changed_by_get(name: str) -> None:
     client = person(ACTS[name].permission)
     job_id = job_in(STARTS[name])
-    assert client.get(url(job_id, name), YES).status_code == 405
+    response = client.get(url(job_id, name), YES)
+    assert response["Location"] == f"/admin/relay_queue/job/{job_id}/change/"
+    assert "Nothing was done" in said(response)
+    assert client.put(url(job_id, name)).status_code == 405
     assert state_of(job_id) == STARTS[name]
 
 
@@ -381,10 +385,59 @@ def test_limits_are_set_and_written_down() -> None:
     row = Queue.objects.get(name="mail")
     assert (row.capacity, row.max_running) == (500, None)
     (entry,) = entries()
-    assert entry["relay"] == {"act": "limits", "capacity": 500, "max_running": None}
-    client.post(page, {"capacity": "", "max_running": "0"})
+    assert entry["relay"] == {"act": "limits", "capacity": 500}
+    client.post(page, {"capacity": "", "initial-capacity": "500", "max_running": "0"})
     row.refresh_from_db()
     assert (row.capacity, row.max_running) == (None, 0)
+
+
+def limits_form(client: Client) -> dict[str, str]:
+    """Return what the form of the limits sends if nothing is typed."""
+    page = client.get("/admin/relay_queue/queue/mail/limits/").content.decode()
+    fields = re.findall(r'<input type="(?:number|hidden)" name="([^"]+)"(?: value="(\d*)")?', page)
+    return {name: value for name, value in fields if name != "csrfmiddlewaretoken"}
+
+
+def limits_of(name: str) -> tuple[int | None, int | None]:
+    return Queue.objects.values_list("capacity", "max_running").get(name=name)
+
+
+def test_two_operators_keep_each_others_change_of_the_limits() -> None:
+    one, other = person("limit_queue"), person("limit_queue", name="other")
+    actions.enqueue(queue="mail")
+    page = "/admin/relay_queue/queue/mail/limits/"
+    actions.do(store.set_limits, "mail", capacity=10, max_running=2)
+    shown = limits_form(one)
+    assert shown == {
+        "capacity": "10",
+        "initial-capacity": "10",
+        "max_running": "2",
+        "initial-max_running": "2",
+    }
+    one.post(page, {**shown, "capacity": "20"})
+    other.post(page, {**shown, "max_running": "4"})
+    assert limits_of("mail") == (20, 4)
+    assert [entry["relay"] for entry in entries()] == [
+        {"act": "limits", "capacity": 20},
+        {"act": "limits", "max_running": 4},
+    ]
+
+
+def test_limit_that_somebody_has_changed_meanwhile_is_not_overwritten_unseen() -> None:
+    client = person("limit_queue")
+    actions.enqueue(queue="mail")
+    page = "/admin/relay_queue/queue/mail/limits/"
+    shown = limits_form(client)
+    actions.do(store.set_limits, "mail", capacity=10, max_running=2)
+    response = client.post(page, {**shown, "capacity": "20"})
+    assert response.status_code == 200
+    assert "showed no limit, and somebody has set 10 meanwhile" in response.content.decode()
+    assert limits_of("mail") == (10, 2)
+    client.post(page, response.context["form"].data)
+    assert limits_of("mail") == (20, 2), "set once more, knowingly"
+    client.post(page, {**shown, "capacity": "20"})
+    assert limits_of("mail") == (20, 2), "it is so already"
+    assert len(entries()) == 1
 
 
 @pytest.mark.parametrize("capacity", ["-1", "many", "2147483648"])

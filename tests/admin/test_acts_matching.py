@@ -142,6 +142,53 @@ def test_many_are_done_by_a_job_in_batches(monkeypatch: pytest.MonkeyPatch) -> N
     actions.assert_counters_exact()
 
 
+def test_question_that_is_answered_twice_begins_one_act() -> None:
+    client = person("prioritise_job")
+    actions.enqueue_each(5, queue="mail")
+    question = ask(client, "prioritise", "?queue=mail")
+    first = answer(client, question, "?queue=mail", priority="9")
+    run_pending("default")
+    again = answer(client, question, "?queue=mail", priority="9")
+    assert again["Location"] == first["Location"]
+    assert "had been asked for already" in said(again)
+    assert BulkAct.objects.count() == 1
+    assert [entry["shown"].split()[3] for entry in entries()] == ["begun", "finished"]
+
+
+def test_two_answers_at_one_moment_begin_one_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = person("prioritise_job")
+    actions.enqueue_each(5, queue="mail")
+    question = ask(client, "prioritise")
+    first = answer(client, question, priority="9")
+    # As it looks to a request that began before the other's commit.
+    monkeypatch.setattr(matching, "of_nonce", lambda nonce: None)
+    again = answer(client, question, priority="9")
+    assert again["Location"] == first["Location"]
+    assert BulkAct.objects.count() == 1
+    assert Job.objects.filter(task__contains="run_bulk_act").count() == 1
+
+
+def test_another_answer_another_question_and_another_person_begin_acts_of_their_own() -> None:
+    client, other = person("prioritise_job"), person("prioritise_job", name="other")
+    actions.enqueue_each(5, queue="mail")
+    question = ask(client, "prioritise")
+    answer(client, question, priority="9")
+    answer(client, question, priority="8")
+    answer(other, question, priority="9")
+    answer(client, ask(client, "prioritise"), priority="9")
+    answer(client, question, priority="9", nonce="")
+    assert BulkAct.objects.count() == 5
+
+
+def test_answer_that_finds_nothing_any_more_says_so() -> None:
+    client = person("requeue_job")
+    job_ids = dead(2)
+    question = ask(client, "requeue")
+    answer(client, question)
+    assert "no job like that is left" in said(answer(client, question))
+    assert states(job_ids) == ["ready"] * 2
+
+
 def test_dead_letters_of_a_search_are_retried_from_their_own_list() -> None:
     client = person("requeue_job")
     job_ids, others = dead(5, "mail"), dead(2, "other")
@@ -228,7 +275,9 @@ def test_bulk_act_can_be_ended_on_its_page() -> None:
     row = begin(client, "cancel", "?queue=mail")
     bulk._Run(row).next_batch()
     page = f"/admin/relay_queue/bulkact/{row.pk}"
-    assert client.get(f"{page}/end/").status_code == 405
+    response = client.get(f"{page}/end/")
+    assert response["Location"] == f"{page}/change/"
+    assert client.put(f"{page}/end/").status_code == 405
     assert "What was done stays done" in said(client.post(f"{page}/end/"))
     assert "over already" in said(client.post(f"{page}/end/"))
     run_pending("default")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
 
 from relay_queue import store
 from relay_queue.models import BulkAct
-from tests.store.actions import START, Wall, after, do, nothing_written, rolled_back, rows
+from tests.store.actions import START, Wall, after, do, enqueue, nothing_written, rolled_back, rows
 
 pytestmark = pytest.mark.usefixtures("wall")
 
 
 def begin(**changes: Any) -> int:
     values: dict[str, Any] = {
+        "nonce": uuid.uuid4().hex,
         "act": "cancel",
         "priority": None,
         "listing": "relay_queue.job",
@@ -26,7 +28,9 @@ def begin(**changes: Any) -> int:
         "user_id": "7",
         "username": "ada",
     }
-    return do(store.start_bulk, store.NewBulkAct(**{**values, **changes}))
+    bulk_id = do(store.start_bulk, store.NewBulkAct(**{**values, **changes}))
+    assert bulk_id is not None
+    return bulk_id
 
 
 def read(bulk_id: int) -> BulkAct:
@@ -40,6 +44,13 @@ def test_what_is_wanted_is_noted_in_full() -> None:
     assert (bulk.upper_id, bulk.matched, bulk.user_id, bulk.username) == (10, None, "7", "ada")
     assert (bulk.position, bulk.changed, bulk.skipped, bulk.job_id) == (0, 0, 0, None)
     assert (bulk.created_at, bulk.cancelled_at, bulk.finished_at) == (START, None, None)
+
+
+def test_nonce_is_good_for_one_act() -> None:
+    new = store.NewBulkAct("n", "cancel", None, "list", "", "UTC", "en", 1, None, "7", "ada")
+    first = do(store.start_bulk, new)
+    assert do(store.start_bulk, new) is None
+    assert [bulk.pk for bulk in rows(BulkAct)] == [first]
 
 
 def test_job_that_does_it_is_noted() -> None:
@@ -91,3 +102,26 @@ def test_turn_that_is_rolled_back_can_be_taken_again() -> None:
     with rolled_back() as tx:
         assert store.take_bulk_turn(tx, bulk_id, 0, 4)
     assert do(store.take_bulk_turn, bulk_id, 0, 4)
+
+
+def test_acts_that_ended_before_the_time_are_pruned_a_bite_at_a_time(wall: Wall) -> None:
+    old = [begin() for _ in range(3)]
+    for bulk_id in old:
+        do(store.finish_bulk, bulk_id)
+    running = begin()
+    wall.advance(10)
+    do(store.cancel_bulk, late := begin())
+    assert do(store.prune_bulk_acts, after(10), 2) == 2
+    assert do(store.prune_bulk_acts, after(10), 2) == 1
+    assert do(store.prune_bulk_acts, after(10), 2) == 0
+    assert [bulk.pk for bulk in rows(BulkAct).order_by("pk")] == [running, late]
+
+
+def test_act_whose_job_is_gone_is_pruned_and_one_that_may_go_on_is_not(wall: Wall) -> None:
+    abandoned, waiting, unknown = begin(), begin(), begin()
+    do(store.give_bulk_to_job, abandoned, 99)
+    do(store.give_bulk_to_job, waiting, enqueue())
+    wall.advance(10)
+    assert do(store.prune_bulk_acts, after(0)) == 0
+    assert do(store.prune_bulk_acts, after(10)) == 1
+    assert {bulk.pk for bulk in rows(BulkAct)} == {waiting, unknown}

@@ -18,6 +18,7 @@ from relay_queue.admin.acts import audit
 from relay_queue.admin.acts.catalogue import job_act
 from relay_queue.admin.acts.doing import attempt
 from relay_queue.admin.acts.matching import MOST_COUNTED
+from relay_queue.admin.acts.pages import pressed_nothing
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import BulkAct, Job
 from relay_queue.states import TERMINAL, State
@@ -64,8 +65,8 @@ class BulkActAdmin(ReadingAdmin):
     ) -> HttpResponse:
         """Show how far a bulk act has got. There is nothing to change by a form."""
         bulk = self._find(request, unquote(object_id))
-        if request.method != "GET":
-            return HttpResponseNotAllowed(["GET"])
+        if request.method not in {"GET", "HEAD"}:
+            return HttpResponseNotAllowed(["GET", "HEAD"])
         act = job_act(bulk.act)
         context = {
             **self.admin_site.each_context(request),
@@ -91,9 +92,9 @@ class BulkActAdmin(ReadingAdmin):
 
     def end_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """End a bulk act after the batch that is being done."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
         bulk = self._find(request, bulk_id)
+        if request.method != "POST":
+            return pressed_nothing(request, self._reverse("change", bulk.pk))
         act = job_act(bulk.act)
         if act is None or not request.user.has_perm(act.codename):
             raise PermissionDenied

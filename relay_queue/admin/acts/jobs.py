@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import hashlib
+import uuid
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
+from django.contrib import messages
 from django.db.models import QuerySet
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
-from relay_queue import store
+from relay_queue import conf, store
 from relay_queue.admin.acts import audit, matching
 from relay_queue.admin.acts.catalogue import JOB_ACTS, Act, JobAct
 from relay_queue.admin.acts.doing import BATCH, attempt
@@ -18,7 +23,8 @@ from relay_queue.admin.acts.pages import SHOWN_ON_CONFIRMATION, Acts
 from relay_queue.admin.lists.searching import as_id
 from relay_queue.models import BulkAct, Job
 
-UPPER = "upper_id"
+UPPER: Final = "upper_id"
+NONCE: Final = "nonce"
 
 
 class JobActs(Acts):
@@ -45,18 +51,34 @@ class JobActs(Acts):
         # Always asked: nobody has seen all these rows.
         if UPPER not in request.POST or (form is not None and not form.is_valid()):
             return self._confirm_matching(request, act, form, rows, upper_id)
+        given = {} if form is None else form.cleaned_data
+        new = self._new_bulk(request, act, upper_id, given)
+        # Before the rows are looked for: the act may have got to some of them by now.
+        if (earlier := matching.of_nonce(new.nonce)) is not None:
+            return self._show_earlier(request, earlier)
         found = list(ids[: BATCH + 1])
         if len(found) <= BATCH:
+            if not found:
+                messages.warning(request, _("Nothing was done: no job like that is left."))
             self.do_and_tell(request, act, found, form)
             return None
-        given = {} if form is None else form.cleaned_data
-        new = self._new_bulk(request, act, upper_id, matching.count(ids), given)
-        bulk_id = attempt(request, lambda: start(new, request.user.pk))
-        if bulk_id is None:
+        new = replace(new, matched=matching.counted(ids))
+        begun = attempt(request, lambda: start(new, request.user.pk))
+        if begun is None:
             return None
+        bulk_id, is_new = begun
+        return self._show_bulk(bulk_id) if is_new else self._show_earlier(request, bulk_id)
+
+    def _show_bulk(self, bulk_id: int) -> HttpResponse:
         return redirect(
             reverse(f"{self.admin_site.name}:relay_queue_bulkact_change", args=[bulk_id])
         )
+
+    def _show_earlier(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
+        """Lead a question that is answered again, by a second click say, to what it has begun."""
+        text = _("This had been asked for already. To ask again, choose it in the list once more.")
+        messages.info(request, text)
+        return self._show_bulk(bulk_id)
 
     def _confirm_matching(
         self,
@@ -68,7 +90,8 @@ class JobActs(Acts):
     ) -> HttpResponse:
         ids = matching.targets(rows, act, upper_id)
         number = matching.count(ids)
-        hidden = [("action", act.name), ("select_across", "1"), (UPPER, upper_id)]
+        nonce = request.POST.get(NONCE) or uuid.uuid4().hex
+        hidden = [("action", act.name), ("select_across", "1"), (UPPER, upper_id), (NONCE, nonce)]
         hidden += [("_selected_action", "0")]  # or Django takes it for no selection
         first = list(ids[:SHOWN_ON_CONFIRMATION])
         shown = self.get_queryset(request).filter(pk__in=first).order_by("pk")
@@ -91,11 +114,11 @@ class JobActs(Acts):
         request: HttpRequest,
         act: JobAct,
         upper_id: int,
-        number: int,
         given: dict[str, Any],
     ) -> store.NewBulkAct:
         time_zone, language = matching.zone_and_language()
         return store.NewBulkAct(
+            nonce=_nonce(request, act, given),
             act=act.name,
             priority=given.get("priority"),
             listing=self.opts.label_lower,
@@ -103,14 +126,17 @@ class JobActs(Acts):
             time_zone=time_zone,
             language=language,
             upper_id=upper_id,
-            matched=number if number <= matching.MOST_COUNTED else None,
+            matched=None,
             user_id=str(request.user.pk),
             username=request.user.get_username(),
         )
 
 
-def start(new: store.NewBulkAct, user_id: Any) -> int:
-    """Write a bulk act down and enqueue the job that does it, in one transaction; return its id."""
+def start(new: store.NewBulkAct, user_id: Any) -> tuple[int, bool]:
+    """Write a bulk act down and enqueue the job that does it, in one transaction.
+
+    Returns its id and True; or False and the id of the one that there is of its nonce.
+    """
     # Not at the top: its task is bound to an alias of TASKS, which a project that only looks
     # need not have.
     from relay_queue.admin.acts.destination import destination
@@ -120,6 +146,8 @@ def start(new: store.NewBulkAct, user_id: Any) -> int:
 
     with store.transaction() as tx:
         bulk_id = store.start_bulk(tx, new)
+        if bulk_id is None:
+            return BulkAct.objects.using(conf.get().database).get(nonce=new.nonce).pk, False
         result = run_bulk_act.enqueue(bulk_id)
         if result.id:  # not known yet if the alias enqueues on another database's commit
             store.give_bulk_to_job(tx, bulk_id, int(result.id))
@@ -131,7 +159,17 @@ def start(new: store.NewBulkAct, user_id: Any) -> int:
             new.act,
             details,
         )
-    return bulk_id
+    return bulk_id, True
+
+
+def _nonce(request: HttpRequest, act: JobAct, given: dict[str, Any]) -> str:
+    """Return what tells this question, with this answer, from every other.
+
+    Nobody meets the act of somebody else by it, and an answer that was changed is another one.
+    """
+    asked = request.POST.get(NONCE) or uuid.uuid4().hex
+    parts = (asked, request.user.pk, act.name, sorted(given.items()), request.get_full_path())
+    return hashlib.sha256(repr(parts).encode(errors="replace")).hexdigest()[:32]
 
 
 def _upper_id(request: HttpRequest) -> int:

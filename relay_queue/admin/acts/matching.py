@@ -52,6 +52,18 @@ def count(ids: QuerySet[Any]) -> int:
     return ids.order_by()[: MOST_COUNTED + 1].count()
 
 
+def counted(ids: QuerySet[Any]) -> int | None:
+    """Return how many there are; None if that is more than ``MOST_COUNTED``."""
+    number = count(ids)
+    return number if number <= MOST_COUNTED else None
+
+
+def of_nonce(nonce: str) -> int | None:
+    """Return the id of the bulk act of a nonce; None if there is none."""
+    acts = BulkAct.objects.using(conf.get().database).filter(nonce=nonce)
+    return acts.values_list("pk", flat=True).first()
+
+
 def filters_of(request: HttpRequest) -> str:
     """Return the filters of the list that a request is for, as a query string."""
     query = request.GET.copy()

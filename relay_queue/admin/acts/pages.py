@@ -21,6 +21,7 @@ from django.utils.translation import gettext as _
 
 from relay_queue.admin.acts.catalogue import Act
 from relay_queue.admin.acts.doing import BATCH, attempt, do, tell
+from relay_queue.store.bounds import is_storable
 
 if TYPE_CHECKING:
     from relay_queue.admin.reading import ReadingAdmin as Base
@@ -92,11 +93,11 @@ class Acts(Base):
 
     def act_view(self, request: HttpRequest, object_id: str, name: str) -> HttpResponse:
         """Do one act to one row, after a confirmation if it wants one."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
         act = next((act for act in self.acts if act.name == name), None)
         if act is None:
             raise Http404
+        if request.method != "POST":
+            return pressed_nothing(request, self._reverse("change", quote(unquote(object_id))))
         if not request.user.has_perm(act.codename):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
@@ -123,6 +124,8 @@ class Acts(Base):
         try:
             for key in request.POST.getlist(ACTION_CHECKBOX_NAME):
                 self.opts.pk.clean(key, None)
+                if not is_storable(key):
+                    raise ValidationError(_("No row has a NUL character in its key."))
         except ValidationError as error:
             raise BadRequest(error) from error
         return super().response_action(request, queryset, *args, **options)
@@ -217,6 +220,14 @@ class Acts(Base):
     def _reverse(self, page: str, *args: Any) -> str:
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}"
         return reverse(name, args=args)
+
+
+def pressed_nothing(request: HttpRequest, page: str) -> HttpResponse:
+    """Lead whoever opens the address of an act, from the history say, to the page of its button."""
+    if request.method not in {"GET", "HEAD"}:
+        return HttpResponseNotAllowed(["POST"])
+    messages.info(request, _("Nothing was done: that address only takes the press of a button."))
+    return redirect(page)
 
 
 def _on_selection(act: Act) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:

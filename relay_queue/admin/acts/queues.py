@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django import forms
@@ -28,11 +29,12 @@ LIMIT_QUEUE = f"{APP}.limit_queue"
 
 
 class LimitsForm(forms.Form):
-    """The limits of one queue."""
+    """The limits of one queue. What was shown is sent along, so that only changes are made."""
 
     capacity = forms.IntegerField(
         label=gettext_lazy("Capacity"),
         required=False,
+        show_hidden_initial=True,
         min_value=0,
         max_value=MAX_LIMIT,
         help_text=gettext_lazy("Unfinished jobs that the queue admits. Empty: no limit."),
@@ -40,10 +42,33 @@ class LimitsForm(forms.Form):
     max_running = forms.IntegerField(
         label=gettext_lazy("Max running"),
         required=False,
+        show_hidden_initial=True,
         min_value=0,
         max_value=MAX_LIMIT,
         help_text=gettext_lazy("Jobs of the queue that may run at once. Empty: no limit."),
     )
+
+    def shown(self, name: str) -> int | None:
+        """Return what the page showed of a limit; a text that it cannot have sent is no limit."""
+        try:
+            return self.fields[name].to_python(self.data.get(self[name].html_initial_name))
+        except forms.ValidationError:
+            return None
+
+    def wanted(self) -> dict[str, int | None]:
+        """Return the limits that are to be other than they were shown."""
+        values = self.cleaned_data
+        return {name: values[name] for name in self.fields if values[name] != self.shown(name)}
+
+    def overtaken(self, now: Mapping[str, int | None]) -> LimitsForm:
+        """Return this form as it is shown again, with the limits as somebody has set them meanwhile."""
+        data = dict(self.data.items())
+        for name, value in now.items():
+            data[self[name].html_initial_name] = "" if value is None else str(value)
+        form = LimitsForm(data)
+        for name, value in now.items():
+            form.add_error(name, _overtaken(self.shown(name), value))
+        return form
 
 
 class QueueActs(Acts):
@@ -80,10 +105,12 @@ class QueueActs(Acts):
         form = LimitsForm(request.POST or None, initial=names)
         page = self._reverse("change", quote(queue.pk))
         if request.method == "POST" and form.is_valid():
-            limits = form.cleaned_data
-            if attempt(request, lambda: _set_limits(queue, limits, request.user.pk)) is not None:
-                messages.success(request, _("The limits of queue %s are set.") % queue)
-            return redirect(page)
+            overtaken = attempt(request, lambda: _set_limits(queue, form, request.user.pk))
+            if not overtaken:
+                if overtaken is not None:
+                    messages.success(request, _("The limits of queue %s are set.") % queue)
+                return redirect(page)
+            form = form.overtaken(overtaken)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Limits of queue %s") % queue,
@@ -96,10 +123,30 @@ class QueueActs(Acts):
         return TemplateResponse(request, "admin/relay_queue/acts/limits.html", context)
 
 
-def _set_limits(queue: Queue, limits: dict[str, int | None], user_id: Any) -> bool:
+def _set_limits(queue: Queue, form: LimitsForm, user_id: Any) -> dict[str, int | None]:
+    """Set the limits that are to change, unless somebody else has changed one of them meanwhile.
+
+    Returns those, as they are now; nothing is changed then.
+    """
     with store.transaction() as tx:
-        store.set_limits(tx, queue.pk, **limits)
-        change = ", ".join(f"{name} to {value}" for name, value in limits.items())
-        audit.record(user_id, Queue, [(queue.pk, str(queue), change)], "limits", limits)
-        ring_on_commit(conf.get().database)
-    return True
+        now, wanted = store.hold_limits(tx, queue.pk), form.wanted()
+        changes = {name: value for name, value in wanted.items() if now[name] != value}
+        overtaken = {name: now[name] for name in changes if now[name] != form.shown(name)}
+        if changes and not overtaken:
+            store.set_limits(tx, queue.pk, **changes)
+            change = ", ".join(f"{name} to {value}" for name, value in changes.items())
+            audit.record(user_id, Queue, [(queue.pk, str(queue), change)], "limits", changes)
+            ring_on_commit(conf.get().database)
+    return overtaken
+
+
+def _overtaken(shown: int | None, now: int | None) -> str:
+    text = _(
+        "Nothing was changed: this page showed %(shown)s, and somebody has set %(now)s meanwhile. "
+        "Set it once more to replace that."
+    )
+    said = {
+        name: _("no limit") if value is None else value
+        for name, value in (("shown", shown), ("now", now))
+    }
+    return text % said

@@ -14,13 +14,12 @@ from typing import Any, Final, NamedTuple
 from django.utils.dateparse import parse_datetime
 
 from relay_queue.admin.lists.walk import Counted, Place, Reader
+from relay_queue.store.bounds import MAX_ID
 
 REACH: Final = 10_000
 """Rows that one jump may skip."""
 JUMPS: Final = (-100, -10, -2, -1, 0, 1, 2, 10, 100)
 SEPARATOR: Final = "~"
-MOST_KEY: Final = 2**63 - 1
-"""The largest number that a column holds."""
 
 _ANCHOR: Final = re.compile(
     r"(?P<page>[1-9][0-9]{0,8})~"
@@ -49,7 +48,7 @@ def parse_anchor(text: str, *, numeric: bool) -> Anchor:
     if found is None or numeric == (found["time"] is not None):
         return START
     key: Any = int(found["number"]) if numeric else found["time"]
-    if not (abs(key) <= MOST_KEY if numeric else _is_time(key)):
+    if not (abs(key) <= MAX_ID if numeric else _is_time(key)):
         return START
     return Anchor(int(found["page"]), Place(key, int(found["id"])))
 
