@@ -235,9 +235,7 @@ class Worker(models.Model):
         permissions = [("stop_worker", "Can quiet and stop worker")]
         indexes = [
             models.Index(
-                fields=["heartbeat_at"],
-                condition=Q(stopped_at__isnull=True),
-                name="relay_worker_alive",
+                fields=["heartbeat_at"], condition=Q(stopped_at=None), name="relay_worker_alive"
             ),
         ]
 
