@@ -9,18 +9,19 @@ of all jobs, which each need one long look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, transaction
 
 from relay_queue import conf
 from relay_queue import payload as payload_codec
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease, QueueCount
+from relay_queue.store.dialects import dialect_for
 from relay_queue.store.faults import Fault, JobRow, LeaseRow, judge
 
 JOBS_PER_RANGE: Final = 5_000
@@ -271,7 +272,12 @@ def _verify_counters(found: Verification) -> None:
 @contextmanager
 def _stream(statement: str, *params: Any) -> Iterator[Iterable[Sequence[Any]]]:
     """Give the rows of a statement one after the other; the snapshot ends with the block."""
-    with connections[conf.get().database].chunked_cursor() as cursor:
+    connection = connections[conf.get().database]
+    # Outside a transaction a server would first write all rows down, however large their payloads.
+    # A file reads on as it is asked to, and there a transaction would take the writer.
+    many = dialect_for(connection).has_sessions
+    block = transaction.atomic(connection.alias, savepoint=False) if many else nullcontext()
+    with block, connection.chunked_cursor() as cursor:
         cursor.execute(statement, params)
         yield cursor
 

@@ -1,0 +1,30 @@
+"""Verify reads large tables of a server a part at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relay_queue import payload as payload_codec
+from relay_queue.store.verify import verify
+from tests.store.actions import connection, enqueue_each
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_server_hands_out_payloads_as_they_are_asked_for(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cursor that outlives its transaction is written down in full before its first row."""
+    enqueue_each(3)
+    checksum, kept = payload_codec.checksum, []
+
+    def looking(*columns: Any) -> int:
+        with connection().cursor() as cursor:
+            cursor.execute("SELECT is_holdable FROM pg_cursors")
+            kept.extend(cursor.fetchall())
+        return checksum(*columns)
+
+    monkeypatch.setattr(payload_codec, "checksum", looking)
+    assert verify().ok
+    assert kept == [(False,)] * 3

@@ -1,0 +1,109 @@
+"""Verify looks at SQLite's files before and beside the rows: log, pages, text that is none any more."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from relay_queue.store.verify import Verification, verify
+from tests.conftest import Project
+from tests.store.actions import connection, enqueue_each
+from tests.store.test_verify import faults, run
+
+ENQUEUE = """
+from relay_queue import store
+with store.transaction() as tx:
+    store.enqueue_many(tx, [
+        store.prepare(task="tests.tasks.anything", args=["x" * 300], kwargs={})
+        for _ in range(400)
+    ])
+"""
+
+# Leaves the log behind, as a killed process does.
+AND_VANISH = "import os; os._exit(0)\n"
+
+VERIFY = """
+import json, sys
+from relay_queue.store.verify import verify
+answer = verify(sys.argv[1])
+print(json.dumps({"kinds": [f.kind for f in answer.faults], "notes": answer.notes,
+                  "messages": [f.message for f in answer.faults], "jobs": answer.jobs}))
+"""
+
+
+def verify_file(project: Project) -> dict[str, list[str]]:
+    return json.loads(project.python(VERIFY, str(project.database)).stdout)
+
+
+def wal_of(project: Project) -> Path:
+    return project.database.with_name(project.database.name + "-wal")
+
+
+def test_sound_file_with_a_log_left_by_a_killed_process_is_sound(project: Project) -> None:
+    project.python(ENQUEUE + AND_VANISH)
+    assert wal_of(project).stat().st_size > 0
+    answer = verify_file(project)
+    assert (answer["kinds"], answer["notes"], answer["jobs"]) == ([], [], 400)
+
+
+def test_torn_log_is_named_before_sqlite_repairs_it(project: Project) -> None:
+    project.python(ENQUEUE + AND_VANISH)
+    with wal_of(project).open("r+b") as file:
+        file.truncate(wal_of(project).stat().st_size - 100)
+    answer = verify_file(project)
+    assert answer["kinds"] == ["log_torn"]
+    assert verify_file(project)["kinds"] == [], "the advice says that it is gone at the next look"
+
+
+def test_flipped_bit_in_the_log_is_named(project: Project) -> None:
+    project.python(ENQUEUE + ENQUEUE + AND_VANISH)
+    with wal_of(project).open("r+b") as file:
+        file.seek(32 + 24 + 1000)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    answer = verify_file(project)
+    assert "log_corrupt" in answer["kinds"]
+    assert any("frame 1" in message for message in answer["messages"])
+
+
+def test_damaged_page_is_named(project: Project) -> None:
+    project.python(ENQUEUE)
+    root = project.rows("SELECT rootpage FROM sqlite_master WHERE name = 'relay_queue_job'")[0][0]
+    size = project.rows("PRAGMA page_size")[0][0]
+    with project.database.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * 64)
+    answer = verify_file(project)
+    assert "database_corrupt" in answer["kinds"]
+
+
+def test_open_connection_is_noted_since_it_may_have_repaired_the_log(
+    transactional_db: None,
+) -> None:
+    run("SELECT 1")
+    answer: Verification = verify(str(connection().settings_dict["NAME"]))
+    assert any("had the database open" in note for note in answer.notes)
+    assert answer.ok
+
+
+def test_log_can_be_checkpointed_between_two_ranges(transactional_db: None) -> None:
+    enqueue_each(20)
+    checkpoints: list[tuple[int, int, int]] = []
+
+    def checkpoint(what: str, done: int, total: int) -> None:
+        if what == "jobs":
+            with closing(sqlite3.connect(connection().settings_dict["NAME"])) as other:
+                checkpoints.append(other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+
+    assert verify(jobs_per_range=5, progress=checkpoint).ok
+    assert [busy for busy, _, _ in checkpoints] == [0, 0, 0, 0]
+
+
+def test_payload_that_is_no_text_any_more_is_named_and_its_neighbours_are_still_checked(
+    transactional_db: None,
+) -> None:
+    _, broken, third = enqueue_each(3)
+    run("UPDATE relay_queue_job SET payload = CAST(x'7bff' AS TEXT) WHERE id = %s", broken)
+    run("UPDATE relay_queue_job SET task = 'other' WHERE id = %s", third)
+    assert [(f.kind, f.job_id) for f in faults()] == [("unreadable", broken), ("checksum", third)]
