@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 DATABASE_VARIABLE = "RELAY_TEST_DB"
@@ -231,6 +232,31 @@ class Server:
     def _locked(self, name: str) -> Iterator[None]:
         with locked(self.folder / f"{name}.lock"):
             yield
+
+
+@contextmanager
+def default_is(url: str) -> Iterator[None]:
+    """Let the alias "default" be a database of PostgreSQL in this process."""
+    from django.db import connections  # those who only start a server need no settings
+
+    named = conninfo_to_dict(url)
+    entry, handle = connections.settings["default"], connections["default"]
+    connections.settings["default"] = {
+        **entry,
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": named["dbname"],
+        "USER": named["user"],
+        "HOST": named["host"],
+        "PORT": named["port"],
+        "OPTIONS": {},
+    }
+    del connections["default"]
+    try:
+        yield
+    finally:
+        connections["default"].close()
+        connections["default"] = handle
+        connections.settings["default"] = entry
 
 
 def _account() -> pwd.struct_passwd:

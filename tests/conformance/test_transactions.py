@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 from django.test import TestCase
+from psycopg import sql
 
 from relay_queue import store
 from relay_queue.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
@@ -22,10 +25,64 @@ from relay_queue.models import Job
 from relay_queue.testing import run_on_enqueue, run_pending
 from relay_queue.wakeup import Doorbell
 from relay_queue.wakeup.files import database_path
-from tests import tasks
+from relay_queue.wakeup.notify import FIND_CHANNEL
+from tests import postgresql, tasks
 from tests.conformance.conftest import Aliases
+from tests.postgresql import default_is
+from tests.store.actions import empty
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Name the engine of the database that holds the queue and the caller's rows."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def on_postgresql(postgresql_server: postgresql.Server) -> Iterator[str]:
+    """Return the address of a database of this module's own."""
+    name = f"conformance_{uuid.uuid4().hex}"
+    yield postgresql_server.create(name)
+    postgresql_server.drop(name)
+
+
+@pytest.fixture
+def transactional_db(
+    engine: str, request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[None]:
+    """Real transactions that commit, on one engine; afterwards the tables are emptied."""
+    with ExitStack() as stack:
+        stack.enter_context(django_db_blocker.unblock())
+        if engine == "postgresql":
+            stack.enter_context(default_is(request.getfixturevalue("on_postgresql")))
+        yield
+        Group.objects.all().delete()
+        empty()
+
+
+class Notifications:
+    """The bell of PostgreSQL, as a worker's session hears it."""
+
+    def __init__(self, address: str) -> None:
+        self._line = psycopg.connect(address, autocommit=True)
+        (self._channel,) = self._line.execute(FIND_CHANNEL).fetchone() or ("",)
+        self._heard: list[str] = []
+        self._line.add_notify_handler(lambda notify: self._heard.append(notify.payload))
+        self._line.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+
+    def clear(self) -> int:
+        """Return how many rings there were; they come in order, so those before our own are all."""
+        self._line.execute("SELECT pg_notify(%s, 'end')", [self._channel])
+        while "end" not in self._heard:
+            self._line.execute("SELECT 1")
+        rings = self._heard.index("end")
+        self._heard.clear()
+        return rings
+
+    def close(self) -> None:
+        self._line.close()
 
 
 def enqueue_one() -> list[Any]:
@@ -52,12 +109,18 @@ every_way = pytest.mark.parametrize(
 )
 
 
+AnyBell = Doorbell | Notifications
+
+
 @pytest.fixture
-def bell(transactional_db: None) -> Iterator[Doorbell]:
-    """Return a doorbell, as a worker hangs one."""
+def bell(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[AnyBell]:
+    """Return a bell of the engine, as a worker hangs one."""
     path = database_path("default")
-    assert path is not None
-    bell = Doorbell(path, "conformance")
+    bell: AnyBell = (
+        Doorbell(path, "conformance")
+        if path is not None
+        else Notifications(request.getfixturevalue("on_postgresql"))
+    )
     yield bell
     bell.close()
 
@@ -88,7 +151,7 @@ def rolled_back(using: str = "default") -> Iterator[None]:
 
 @every_way
 def test_outside_of_a_transaction_the_job_is_there_and_rings_at_once(
-    enqueue: Any, bell: Doorbell
+    enqueue: Any, bell: AnyBell
 ) -> None:
     results = enqueue()
     assert jobs_seen_by_others() == len(results)
@@ -97,7 +160,7 @@ def test_outside_of_a_transaction_the_job_is_there_and_rings_at_once(
 
 @every_way
 def test_inside_atomic_the_job_commits_with_the_rows_and_rings_then(
-    enqueue: Any, bell: Doorbell
+    enqueue: Any, bell: AnyBell
 ) -> None:
     with transaction.atomic():
         Group.objects.create(name="row")
@@ -111,7 +174,7 @@ def test_inside_atomic_the_job_commits_with_the_rows_and_rings_then(
 
 @every_way
 def test_inside_atomic_the_job_rolls_back_with_the_rows_and_never_rings(
-    enqueue: Any, bell: Doorbell
+    enqueue: Any, bell: AnyBell
 ) -> None:
     with rolled_back():
         Group.objects.create(name="row")
@@ -124,7 +187,7 @@ def test_inside_atomic_the_job_rolls_back_with_the_rows_and_never_rings(
 
 
 @every_way
-def test_savepoint_that_rolls_back_takes_its_job_with_it(enqueue: Any, bell: Doorbell) -> None:
+def test_savepoint_that_rolls_back_takes_its_job_with_it(enqueue: Any, bell: AnyBell) -> None:
     with transaction.atomic():
         kept = tasks.add.enqueue(1)
         with rolled_back():
@@ -146,7 +209,7 @@ def test_savepoint_that_stays_keeps_its_job(enqueue: Any) -> None:
     assert run_pending() == len(results)
 
 
-def test_many_enqueues_of_one_transaction_ring_once(bell: Doorbell) -> None:
+def test_many_enqueues_of_one_transaction_ring_once(bell: AnyBell) -> None:
     with transaction.atomic():
         for _ in range(20):
             tasks.noop.enqueue()
@@ -223,7 +286,7 @@ def count_rows(rows: Any) -> int:
 
 @every_way
 def test_on_commit_writes_the_job_only_after_the_rows_are_committed(
-    enqueue: Any, aliases: Aliases, rows: Any, bell: Doorbell, sent: list[Any]
+    enqueue: Any, aliases: Aliases, rows: Any, bell: AnyBell, sent: list[Any]
 ) -> None:
     with aliases(default=WITH_ROWS):
         with transaction.atomic(using="rows"):
@@ -248,7 +311,7 @@ def test_on_commit_without_a_transaction_writes_at_once(
 
 @every_way
 def test_on_commit_drops_the_job_of_a_rolled_back_transaction_or_savepoint(
-    enqueue: Any, aliases: Aliases, rows: Any, bell: Doorbell
+    enqueue: Any, aliases: Aliases, rows: Any, bell: AnyBell
 ) -> None:
     with aliases(default=WITH_ROWS):
         with rolled_back("rows"):
@@ -359,6 +422,7 @@ def test_on_commit_in_a_test_case_the_commit_is_pretended(aliases: Aliases, rows
         assert result.return_value == 3
 
 
+@pytest.mark.parametrize("engine", ["sqlite"])
 def test_a_queue_in_a_file_of_its_own_works_as_processes(tmp_path: Path) -> None:
     """Two files, a router, and the mode: what the documentation tells a project to write."""
     from tests.conformance.dedicated import Dedicated

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import connection, connections
-from psycopg.conninfo import conninfo_to_dict
+from django.db import connection
 
 from relay_queue.store.verify import verify
+from tests.postgresql import default_is
 from tests.process import settings as process_settings
 from tests.process.farm import Farm
 from tests.store.actions import empty
@@ -37,29 +36,6 @@ def transactional_db(
         else:
             with default_is(request.getfixturevalue("postgresql_url")):
                 yield
-
-
-@contextmanager
-def default_is(url: str) -> Iterator[None]:
-    """Let the alias "default" be a database of PostgreSQL in this process."""
-    named = conninfo_to_dict(url)
-    entry, handle = connections.settings["default"], connections["default"]
-    connections.settings["default"] = {
-        **entry,
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": named["dbname"],
-        "USER": named["user"],
-        "HOST": named["host"],
-        "PORT": named["port"],
-        "OPTIONS": {},
-    }
-    del connections["default"]
-    try:
-        yield
-    finally:
-        connections["default"].close()
-        connections["default"] = handle
-        connections.settings["default"] = entry
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from relay_queue.store import inspect
 from relay_queue.wakeup import Session, notify, ring_on_commit
 from relay_queue.worker.hygiene import clean_connections
 from tests.conftest import wait_until
-from tests.process.conftest import default_is
+from tests.postgresql import default_is
 
 KEY = 2**62 + 5
 
