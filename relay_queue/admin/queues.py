@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.admin import badges, cells, words
+from relay_queue.admin import cells, queuepage, words
 from relay_queue.admin.acts.queues import QueueActs
-from relay_queue.admin.reading import ReadingAdmin
+from relay_queue.admin.dashboard.links import Links
+from relay_queue.admin.reading import DETAIL_STYLES, ReadingAdmin
 from relay_queue.models import Queue, QueueCount
 from relay_queue.states import UNFINISHED, State
 
@@ -34,7 +36,25 @@ class QueueAdmin(QueueActs, ReadingAdmin):
         "aging",
     )
     search_fields = ("name",)
-    readonly_fields = ("unfinished", "ready", "running", "dead")
+    # The page shows all of a queue itself.
+    fields = ()
+    change_form_template = "admin/relay_queue/queue.html"
+
+    class Media:
+        """The look of the page of one queue."""
+
+        css: ClassVar[dict[str, list[str]]] = {"all": DETAIL_STYLES}
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Show the queue."""
+        queue = options.get("obj")
+        if isinstance(queue, Queue):
+            context |= queuepage.context(request, queue, Links(request, self.admin_site))
+            title = gettext("Queue %(name)s") % {"name": queue.pk}
+            context |= {"title": title, "subtitle": None}
+        return super().render_change_form(request, context, *args, **options)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs; the counters are short and exact."""
@@ -73,9 +93,7 @@ class QueueAdmin(QueueActs, ReadingAdmin):
     @admin.display(description=_("claims"))
     def claims(self, queue: Queue) -> SafeString:
         """Show whether workers claim from it."""
-        if queue.paused_at is None:
-            return badges.badge("running", _("Open"), badges.PLAY)
-        return badges.badge("paused", _("Paused"), badges.PAUSE)
+        return queuepage.claims(queue)
 
     @admin.display(description=_("capacity"))
     def jobs_admitted(self, queue: Queue) -> SafeString:

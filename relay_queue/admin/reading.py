@@ -32,6 +32,14 @@ MOST_LISTED: Final = 10_000
 """Rows that a list without a walk reaches at the most; filters and the search lead to the others."""
 
 
+DETAIL_STYLES: Final = [
+    "relay_queue/dashboard.css",
+    "relay_queue/job.css",
+    "relay_queue/detail.css",
+]
+"""The look of the page of one queue or worker, which has charts like the dashboard."""
+
+
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts no further than ``MOST_LISTED``: counting a million rows takes longer than a page."""
 

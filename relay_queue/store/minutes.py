@@ -152,10 +152,14 @@ def series(now: datetime, width: timedelta, length: int) -> list[Span]:
     return spans
 
 
-def recent(now: datetime, minutes: int = 60) -> Recent:
-    """Return the last minutes in detail, the present one included."""
+def recent(now: datetime, minutes: int = 60, **of: Any) -> Recent:
+    """Return the last minutes in detail, the present one included.
+
+    ``queue=`` and ``worker_id=`` keep those of one queue or of one worker.
+    """
     spans = empty_series(now, timedelta(minutes=1), minutes)
-    rows = _rows(IN_DETAIL, spans[0].start)
+    only = "".join(f" AND {name} = %s" for name in of)
+    rows = _rows(IN_DETAIL + only, spans[0].start, *of.values())
     _fill(spans, (row[:5] for row in rows))
     found = Recent(spans)
     for _, succeeded, failed, retried, died, queue, *_texts in rows:
@@ -196,8 +200,8 @@ def _fill(spans: list[Span], rows: Iterable[tuple[Any, ...]]) -> None:
         spans[at].tally.add(*counts)
 
 
-def _rows(statement: str, since: datetime) -> list[tuple[Any, ...]]:
+def _rows(statement: str, since: datetime, *params: Any) -> list[tuple[Any, ...]]:
     connection = connections[conf.get().database]
     with connection.cursor() as cursor:
-        cursor.execute(statement, [dialect_for(connection).to_db(since)])
+        cursor.execute(statement, [dialect_for(connection).to_db(since), *params])
         return list(cursor.fetchall())

@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from django.contrib.admin.utils import quote as quoted
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
@@ -123,6 +125,7 @@ def pages(job: Job, text: str) -> dict[str, dict[str, str]]:
         "lease/": {},
         "lease/?": {"q": text, "queue": text},
         "queue/": {},
+        "queue/{queue}/change/": {},
         "worker/": {},
         "worker/?": {"q": text},
         f"job/{job.pk}/change/": {},
@@ -137,7 +140,8 @@ def pages(job: Job, text: str) -> dict[str, dict[str, str]]:
 def shapes(client: Client, job: Job, text: str) -> dict[str, Shape]:
     found = {}
     for path, query in pages(job, text).items():
-        response = client.get(f"/admin/relay_queue/{path.rstrip('?')}", query)
+        address = path.rstrip("?").format(queue=quote(quoted(text)))
+        response = client.get(f"/admin/relay_queue/{address}", query)
         assert response.status_code == 200, (path, response.status_code)
         found[path] = Shape(response.content.decode())
     return found

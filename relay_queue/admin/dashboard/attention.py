@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from relay_queue.admin.dashboard.links import Links
-from relay_queue.admin.dashboard.panels import is_silent
+from relay_queue.admin.dashboard.panels import is_silent, serves
 from relay_queue.admin.words import duration, number
 from relay_queue.states import State
 from relay_queue.store.overview import Overview
@@ -67,7 +67,7 @@ def _of_queue(queue: QueueStatus, heard: list[WorkerStatus], links: Links) -> It
 
 def _is_served(queue: str, heard: list[WorkerStatus]) -> bool:
     # A worker that names no queue serves all, or all but some that its row does not tell.
-    return any(not row.queues or queue in row.queues.split(",") for row in (w.row for w in heard))
+    return any(serves(worker.row, queue) for worker in heard)
 
 
 def _silence(worker: WorkerStatus, links: Links) -> Notice:

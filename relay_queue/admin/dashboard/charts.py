@@ -100,13 +100,18 @@ def throughput(key: str, title: str, spans: Sequence[Span], step: timedelta) -> 
     scale = HEIGHT / ((up + down) or 1)
     zero = up * scale
     done = total(spans)
-    marks = [Mark(_px(0), number(up)), Mark(_px(zero), "0")] if up else []
+    marks = [Mark(_px(0), number(up))] if up else []
+    marks.append(Mark(_px(zero), "0"))
     if most_failed and down * scale > 24:
         marks.append(Mark(_px(HEIGHT), number(int(down))))
     return Chart(
         key=key,
         title=title,
-        summary=_("%(succeeded)s succeeded, %(failed)s attempts failed")
+        summary=ngettext(
+            "%(succeeded)s succeeded, %(failed)s attempt failed",
+            "%(succeeded)s succeeded, %(failed)s attempts failed",
+            done.failed,
+        )
         % {"succeeded": number(done.succeeded), "failed": number(done.failed)},
         columns=[_throughput(span, zero, scale) for span in spans],
         marks=marks,

@@ -49,6 +49,14 @@ class Links:
         """Return the address of the open leases of a worker."""
         return self._list("lease", {"ended": "no", "worker__id__exact": str(worker_id)})
 
+    def attempts_of(self, worker_id: int) -> str:
+        """Return the address of all leases of a worker."""
+        return self._list("lease", {"worker__id__exact": str(worker_id)})
+
+    def job(self, job_id: int) -> str:
+        """Return the address of the page of a job."""
+        return self._address("job", "change", str(job_id))
+
     def queue(self, name: str) -> str:
         """Return the address of the page of a queue."""
         return self._address("queue", "change", quote(name))

@@ -141,8 +141,8 @@ def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> Q
         ],
         oldest_wait=duration(queue.oldest_wait_seconds),
         is_bound=queue.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST,
-        capacity=_capacity(queue.unfinished, queue.capacity),
-        running=_running(queue.counts.get(State.RUNNING, 0), queue.max_running),
+        capacity=capacity_meter(queue.unfinished, queue.capacity),
+        running=running_meter(queue.counts.get(State.RUNNING, 0), queue.max_running),
         succeeded=number(done.succeeded),
         failure_rate=percent(done.failure_rate),
         has_failed=done.failed > 0,
@@ -156,7 +156,7 @@ def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
         key=row.pk,
         name=linked(row.name, links.worker(row.pk)),
         place=_("%(host)s, pid %(pid)s") % {"host": row.host, "pid": row.pid},
-        queues=", ".join(row.queues.split(",")) if row.queues else _("all"),
+        queues=", ".join(queues_of(row)) or _("all"),
         badge=worker_badge(row, worker.heartbeat_age_seconds),
         slots=Meter(held, _filled(worker.open_leases, row.concurrency)),
         succeeded=number(row.succeeded),
@@ -172,7 +172,29 @@ def _up_for(worker: WorkerStatus) -> str:
     return duration(whole(max(0.0, (until - row.started_at).total_seconds())))
 
 
-def _capacity(used: int, limit: int | None) -> Meter | None:
+def queues_of(row: Worker) -> list[str]:
+    """Return the queues that a worker names; none if it serves all, or all but some."""
+    return row.queues.split(",") if row.queues else []
+
+
+def serves(row: Worker, queue: str) -> bool:
+    """Say whether a worker serves a queue, as far as its row tells."""
+    return not row.queues or queue in queues_of(row)
+
+
+def slots_meter(used: int, concurrency: int) -> Meter:
+    """Return how many slots of a worker are taken."""
+    return Meter(linked(_used(used, concurrency), ""), _filled(used, concurrency))
+
+
+def pieces(queue: QueueStatus) -> list[Piece]:
+    """Return the bar of one queue's unfinished jobs."""
+    counts = [(state, queue.counts.get(state, 0)) for state in STACKED]
+    return _pieces(counts, queue.unfinished)
+
+
+def capacity_meter(used: int, limit: int | None) -> Meter | None:
+    """Return how much of its capacity a queue uses; None if it has none."""
     if limit is None:
         return None
     share = used / limit if limit else 1.0
@@ -180,7 +202,8 @@ def _capacity(used: int, limit: int | None) -> Meter | None:
     return Meter(linked(_used(used, limit), ""), _filled(used, limit, kind))
 
 
-def _running(used: int, limit: int | None) -> Meter | None:
+def running_meter(used: int, limit: int | None) -> Meter | None:
+    """Return how many of the jobs that may run do; None without such a limit."""
     if limit is None:
         return None
     text = _("%(used)s running") % {"used": _used(used, limit)}

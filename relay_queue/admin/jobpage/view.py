@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 
 from relay_queue import conf
 from relay_queue.admin import badges, cells, words
+from relay_queue.admin.facts import Fact
 from relay_queue.admin.jobpage import payloads, way
 from relay_queue.models import Job, Lease, Queue
 from relay_queue.ranking import effective_priority
@@ -45,14 +46,6 @@ class Attempt:
     lasted: SafeString
     refused: SafeString | None
     refused_at: SafeString | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A name and a value of the page."""
-
-    name: Any
-    value: Any
 
 
 def context(request: HttpRequest, job: Job, site: str) -> dict[str, Any]:

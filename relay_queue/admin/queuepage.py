@@ -1,0 +1,142 @@
+"""What the page of one queue shows: how it stands, what was done lately, and who serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from relay_queue import conf
+from relay_queue.admin import badges, cells, words
+from relay_queue.admin.dashboard import charts, panels
+from relay_queue.admin.dashboard.links import Links, counted, linked
+from relay_queue.admin.facts import Fact
+from relay_queue.models import Job, Queue, Worker
+from relay_queue.states import State
+from relay_queue.store import inspect, minutes, standing
+from relay_queue.store.minutes import Recent
+from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus
+
+MOST_NEXT: Final = 5
+MOST_WORKERS: Final = 20
+WORKERS_LOOKED_AT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that will be claimed soon."""
+
+    job: SafeString
+    task: SafeString
+    priority: SafeString
+    waits: SafeString
+
+
+def context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
+    """Return what the template of the page needs."""
+    now = inspect.now()
+    status = standing.of_queue(queue, now)
+    hour = minutes.recent(now, queue=queue.pk)
+    return {
+        "queue": queue,
+        "badge": claims(queue),
+        "capacity": panels.capacity_meter(status.unfinished, queue.capacity),
+        "running": panels.running_meter(status.counts.get(State.RUNNING, 0), queue.max_running),
+        "facts": _facts(queue, status, now),
+        "depths": [
+            (badges.state_badge(state), counted(status.counts.get(state, 0), address))
+            for state in State
+            for address in [links.jobs(state, queue.pk)]
+        ],
+        "pieces": panels.pieces(status),
+        "lately": _lately(hour),
+        "chart": charts.throughput(
+            "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
+        ),
+        **_next(request, queue, now, links),
+        **_workers(request, queue, now, links),
+    }
+
+
+def claims(queue: Queue) -> SafeString:
+    """Return the badge of whether workers claim from a queue."""
+    if queue.paused_at is None:
+        return badges.badge("running", _("Open"), badges.PLAY)
+    return badges.badge("paused", _("Paused"), badges.PAUSE)
+
+
+def _facts(queue: Queue, status: QueueStatus, now: datetime) -> list[Fact]:
+    waited = words.duration(status.oldest_wait_seconds)
+    if status.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST:
+        waited = f"≥ {waited}"
+    aging = _("none: strict priority")
+    if queue.aging_seconds is not None:
+        aging = _("one class in %(time)s") % {"time": words.duration(queue.aging_seconds)}
+    facts = [Fact(_("Oldest wait"), waited), Fact(_("Aging"), aging)]
+    if queue.paused_at is not None:
+        facts.append(Fact(_("Paused"), cells.ago(queue.paused_at, now)))
+    return [*facts, Fact(_("Created"), cells.ago(queue.created_at, now))]
+
+
+def _lately(hour: Recent) -> list[Fact]:
+    done = minutes.total(hour.spans)
+    facts = [
+        Fact(_("Succeeded"), words.number(done.succeeded)),
+        Fact(_("Failed attempts"), f"{words.number(done.failed)} ({_share(done.failure_rate)})"),
+        Fact(_("Retried"), words.number(done.retried)),
+        Fact(_("Died"), words.number(done.died)),
+    ]
+    for name, histogram in ((_("Wait"), hour.wait), (_("Run"), hour.run)):
+        shown = " · ".join(" ".join(pair) for pair in panels.percentiles(histogram)[:2])
+        facts.append(Fact(name, shown if histogram.total else "–"))
+    return facts
+
+
+def _share(failure_rate: float | None) -> str:
+    return words.percent(failure_rate)
+
+
+def _next(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
+    """Return the jobs next in line, for those who may view jobs."""
+    if not request.user.has_perm("relay_queue.view_job"):
+        return {"may_see_jobs": False}
+    pks = standing.next_in_line(queue.pk, MOST_NEXT)
+    jobs = Job.objects.using(conf.get().database).defer("payload", "result").in_bulk(pks)
+    found: list[Any] = [jobs[pk] for pk in pks if pk in jobs]
+    for job in found:
+        job.aging_seconds = queue.aging_seconds
+    return {
+        "may_see_jobs": True,
+        "next": [
+            Waiting(
+                job=linked(job.pk, links.job(job.pk)),
+                task=cells.task(job),
+                priority=cells.priority(job, now),
+                waits=cells.when(job, now),
+            )
+            for job in found
+        ],
+        "ready_url": links.jobs(State.READY, queue.pk),
+    }
+
+
+def _workers(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
+    """Return the workers that serve the queue, for those who may view workers."""
+    if not request.user.has_perm("relay_queue.view_worker"):
+        return {"may_see_workers": False}
+    live = Worker.objects.using(conf.get().database).filter(stopped_at__isnull=True)
+    live = live.order_by("name", "id")[:WORKERS_LOOKED_AT]
+    serving = [row for row in live if panels.serves(row, queue.pk)]
+    shown = [
+        (
+            linked(row, links.worker(row.pk)),
+            panels.worker_badge(row, (now - row.heartbeat_at).total_seconds()),
+        )
+        for row in serving[:MOST_WORKERS]
+    ]
+    more = len(serving) - len(shown)
+    return {"may_see_workers": True, "workers": shown, "more_workers": more}
