@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -346,6 +346,42 @@ def postgresql_project(postgresql_url: str, tmp_path: Path) -> Iterator[Project]
     project = Project(postgresql_url, tmp_path / "logs")
     yield project
     project.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Name the engine of the database that holds the queue and the caller's rows."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def server_database(postgresql_server: postgresql.Server) -> Iterator[str]:
+    """Return the address of a database of this process's own, for `each_engine`."""
+    name = f"engines_{uuid.uuid4().hex}"
+    yield postgresql_server.create(name)
+    postgresql_server.drop(name)
+
+
+@pytest.fixture
+def each_engine(
+    engine: str, request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[None]:
+    """Real transactions on each engine in turn, with its database behind the alias "default".
+
+    Afterwards the tables are emptied. A module takes it in under the name of ``transactional_db``,
+    by which pytest-django knows that there must be a database.
+    """
+    from django.contrib.auth.models import Group
+
+    from tests.store.actions import empty
+
+    with ExitStack() as stack:
+        stack.enter_context(django_db_blocker.unblock())
+        if engine == "postgresql":
+            stack.enter_context(postgresql.default_is(request.getfixturevalue("server_database")))
+        yield
+        Group.objects.all().delete()
+        empty()
 
 
 @pytest.fixture

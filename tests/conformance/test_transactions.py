@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +25,15 @@ from relay_queue.testing import run_on_enqueue, run_pending
 from relay_queue.wakeup import Doorbell
 from relay_queue.wakeup.files import database_path
 from relay_queue.wakeup.notify import FIND_CHANNEL
-from tests import postgresql, tasks
+from tests import tasks
 from tests.conformance.conftest import Aliases
-from tests.postgresql import default_is
-from tests.store.actions import empty
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Name the engine of the database that holds the queue and the caller's rows."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def on_postgresql(postgresql_server: postgresql.Server) -> Iterator[str]:
-    """Return the address of a database of this module's own."""
-    name = f"conformance_{uuid.uuid4().hex}"
-    yield postgresql_server.create(name)
-    postgresql_server.drop(name)
-
-
 @pytest.fixture
-def transactional_db(
-    engine: str, request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
-) -> Iterator[None]:
-    """Real transactions that commit, on one engine; afterwards the tables are emptied."""
-    with ExitStack() as stack:
-        stack.enter_context(django_db_blocker.unblock())
-        if engine == "postgresql":
-            stack.enter_context(default_is(request.getfixturevalue("on_postgresql")))
-        yield
-        Group.objects.all().delete()
-        empty()
+def transactional_db(each_engine: None) -> None:
+    """Real transactions, on each engine in turn."""
 
 
 class Notifications:
@@ -119,7 +93,7 @@ def bell(transactional_db: None, request: pytest.FixtureRequest) -> Iterator[Any
     bell: AnyBell = (
         Doorbell(path, "conformance")
         if path is not None
-        else Notifications(request.getfixturevalue("on_postgresql"))
+        else Notifications(request.getfixturevalue("server_database"))
     )
     yield bell
     bell.close()

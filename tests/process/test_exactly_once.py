@@ -16,7 +16,7 @@ from relay_queue.compat import task_backends
 from relay_queue.models import Job, Lease
 from tests.conftest import wait_until
 from tests.process import counting
-from tests.process.farm import Farm
+from tests.process.farm import Farm, on_each_engine
 
 LEASE_SECONDS = 1.0
 WORKERS = 2
@@ -119,6 +119,7 @@ def assert_exactly_once(jobs: int) -> None:
     assert list(acked) == epochs, "the attempt that counted is the one that was acked"
 
 
+@on_each_engine
 def test_an_owner_that_begins_late_counts_nothing_and_is_refused(farm: Farm, counter: str) -> None:
     counting.count.using(lease_seconds=LEASE_SECONDS).enqueue(counter)
     ready, go = farm.file("ready"), farm.file("go")
@@ -137,6 +138,7 @@ def test_an_owner_that_begins_late_counts_nothing_and_is_refused(farm: Farm, cou
     assert first.refused_at is not None
 
 
+@on_each_engine
 def test_a_function_that_outlives_its_lease_counts_if_and_only_if_it_is_acked(
     farm: Farm, counter: str
 ) -> None:

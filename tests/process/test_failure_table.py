@@ -1,4 +1,7 @@
-"""The failure table of the design, row by row: the promise, and what the ledger says afterwards."""
+"""The failure table of the design, row by row: the promise, and what the ledger says afterwards.
+
+On PostgreSQL the rows are executed by the drill: see ``test_drill``.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,11 @@ from relay_queue.models import Job, Lease
 from relay_queue.states import ANSWERED
 from tests.conftest import Project, wait_until
 from tests.process import chores
-from tests.process.farm import Farm, is_alive, on_each_engine, stopped, threads, writer_taken
+from tests.process.farm import Farm, is_alive, stopped, threads, writer_taken
 
 # --- F1, F2: a worker dies --------------------------------------------------------------
 
 
-@on_each_engine
 def test_f1_a_job_whose_worker_died_before_its_effect_runs_on_another(farm: Farm) -> None:
     farm.work(processes=2)
     job = farm.enqueue(chores.wait_first_time, farm.file("never"))
@@ -54,7 +56,6 @@ def test_f2_an_effect_without_an_ack_is_repeated_and_shown_as_unknown(farm: Farm
 # --- F3, F4: somebody comes back late ----------------------------------------------------
 
 
-@on_each_engine
 def test_f3_an_ack_after_the_lease_ran_out_is_refused_and_recorded(farm: Farm) -> None:
     farm.work(lease=1)
     job = farm.enqueue(chores.wait, farm.file("go"))
@@ -70,7 +71,6 @@ def test_f3_an_ack_after_the_lease_ran_out_is_refused_and_recorded(farm: Farm) -
     assert farm.outcomes(job) == ["expired", "acked"]
 
 
-@on_each_engine
 def test_f4_a_worker_that_comes_back_after_another_took_its_job_is_refused(farm: Farm) -> None:
     farm.work(lease=1)
     old = farm.worker()
@@ -91,7 +91,6 @@ def test_f4_a_worker_that_comes_back_after_another_took_its_job_is_refused(farm:
 # --- F5: death inside of a transaction ----------------------------------------------------
 
 
-@on_each_engine
 def test_f5_a_process_that_dies_in_its_claim_has_claimed_nothing(farm: Farm) -> None:
     farm.make("die")
     farm.drive("die_after_claim", farm.file("die"))
@@ -102,7 +101,6 @@ def test_f5_a_process_that_dies_in_its_claim_has_claimed_nothing(farm: Farm) -> 
     assert len(farm.runs(job)) == 1
 
 
-@on_each_engine
 def test_f5_a_process_that_dies_in_its_ack_has_acked_nothing(farm: Farm) -> None:
     farm.make("die")
     farm.drive("die_after_settle", farm.file("die"))
@@ -112,7 +110,6 @@ def test_f5_a_process_that_dies_in_its_ack_has_acked_nothing(farm: Farm) -> None
     assert [run.epoch for run in farm.runs(job)] == [lease.id for lease in farm.leases(job)]
 
 
-@on_each_engine
 def test_f5_writes_of_an_atomic_function_die_with_its_process(farm: Farm) -> None:
     farm.work()
     job = farm.enqueue(chores.write_together, "f5", farm.file("never"))
@@ -126,7 +123,6 @@ def test_f5_writes_of_an_atomic_function_die_with_its_process(farm: Farm) -> Non
 # --- F6: everybody restarts ----------------------------------------------------------------
 
 
-@on_each_engine
 def test_f6_leases_of_the_dead_end_at_once_when_all_workers_restart(farm: Farm) -> None:
     workers = farm.work(processes=2)
     again = farm.enqueue(chores.wait_first_time, farm.file("never"))
@@ -200,7 +196,6 @@ def test_f8_depth_grows_on_disk_while_leases_and_threads_stay_bounded(farm: Farm
 # --- F9, F10: the function does not end ----------------------------------------------------------
 
 
-@on_each_engine
 def test_f9_a_function_past_its_timeout_is_retried_and_its_late_result_refused(farm: Farm) -> None:
     farm.work(concurrency=2)
     job = farm.enqueue(chores.wait_first_time, farm.file("go"), timeout_seconds=0.3)
@@ -213,7 +208,6 @@ def test_f9_a_function_past_its_timeout_is_retried_and_its_late_result_refused(f
     assert farm.job(job).result == '"attempt 2"'
 
 
-@on_each_engine
 def test_f10_a_job_is_cancelled_at_once_and_its_function_told(farm: Farm) -> None:
     farm.work()
     job = farm.enqueue(chores.wait_politely, farm.file("never"))
@@ -231,7 +225,6 @@ def test_f10_a_job_is_cancelled_at_once_and_its_function_told(farm: Farm) -> Non
 # --- F11: told to stop ---------------------------------------------------------------------------
 
 
-@on_each_engine
 def test_f11_a_stopping_worker_finishes_hands_back_and_claims_nothing(farm: Farm) -> None:
     workers = farm.work("--shutdown-timeout=2", concurrency=2)
     quick = farm.enqueue(chores.wait, farm.file("go"))

@@ -46,6 +46,7 @@ def test_a_coroutine_longer_than_many_leases_runs_once(farm: Farm) -> None:
     assert farm.outcomes(job) == ["acked"]
 
 
+@on_each_engine
 def test_many_leases_are_renewed_together(farm: Farm) -> None:
     farm.work(lease=1, concurrency=16)
     jobs = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(16)]

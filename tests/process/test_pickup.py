@@ -68,6 +68,7 @@ def test_a_back_off_ends_without_other_traffic(farm: Farm) -> None:
     assert second.acquired_at - first.ended_at >= timedelta(seconds=1)
 
 
+@on_each_engine
 def test_a_snooze_or_a_release_rings_for_whoever_is_idle(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 0
     first = farm.work(concurrency=1)
@@ -94,6 +95,7 @@ def test_leases_of_a_killed_worker_are_ended_by_an_idle_one(farm: Farm) -> None:
     assert (lost.outcome, acked.outcome) == ("lost", "acked")
 
 
+@on_each_engine
 def test_a_lease_that_runs_out_is_noticed_without_any_ring(farm: Farm) -> None:
     farm.work()
     farm.wait_state(farm.enqueue(chores.note), "succeeded")
@@ -109,6 +111,7 @@ def test_a_lease_that_was_seen_is_ended_when_it_runs_out(farm: Farm) -> None:
     assert farm.outcomes(job) == ["expired", "acked"]
 
 
+@on_each_engine
 def test_a_paused_queue_rests_and_goes_on_when_it_is_resumed(farm: Farm) -> None:
     farm.work()
     farm.wait_state(farm.enqueue(chores.note), "succeeded")

@@ -71,7 +71,9 @@ ASYNCHRONOUS = ("odd", "mute", "exit", "interrupt", "memory", "surrogate", "no J
 DELETED = "tests.process.poisons.deleted"
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize(
+    ("engine", "concurrency"), [("sqlite", 1), ("sqlite", 4), ("postgresql", 4)]
+)
 def test_whatever_a_function_does_its_reason_is_stored_and_no_other_job_is_disturbed(
     farm: Farm, concurrency: int
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_stopping_worker_does_not_wait_for_functions_whose_lease_is_over(farm:
     assert workers.wait(20) == 0, farm.log(workers)
 
 
+@on_each_engine
 def test_a_second_signal_hands_back_at_once_and_uncharged(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 600
     workers = farm.work(concurrency=2)
@@ -131,6 +132,7 @@ def test_a_worker_under_load_stops_politely(farm: Farm) -> None:
     assert Job.objects.filter(state="ready", attempt=0).count() == 3000 - succeeded
 
 
+@on_each_engine
 def test_drain_ends_when_nothing_is_left_retries_included(farm: Farm) -> None:
     jobs = [farm.enqueue(chores.fail_times, 1) for _ in range(20)]
     slow = farm.enqueue(chores.fail_for_a_second)
@@ -149,6 +151,7 @@ def test_drain_waits_for_nobody_elses_jobs(farm: Farm) -> None:
     assert farm.job(theirs).state == "ready"
 
 
+@on_each_engine
 def test_drain_of_one_backend_does_not_wait_for_jobs_of_another(farm: Farm) -> None:
     mine = farm.enqueue(chores.note, backend="other")
     theirs = farm.enqueue(chores.note)
@@ -176,6 +179,7 @@ def test_a_process_is_replaced_after_max_jobs(farm: Farm) -> None:
     assert sum(shares) == 20
 
 
+@on_each_engine
 def test_queues_are_served_in_turn_and_excluded_ones_not_at_all(farm: Farm) -> None:
     jobs = {name: farm.enqueue(chores.note, queue_name=name) for name in ("a", "b", "c")}
     farm.work("--exclude-queue", "b")
@@ -193,6 +197,7 @@ def order(farm: Farm, what: WorkerOrder | None, *names: str) -> list[int]:
     return farm.do(store.order_workers, ids, what)
 
 
+@on_each_engine
 def test_a_quiet_worker_finishes_what_it_runs_claims_nothing_and_serves_again(farm: Farm) -> None:
     workers = farm.work()
     running = farm.enqueue(chores.wait, farm.file("go"))
@@ -209,6 +214,7 @@ def test_a_quiet_worker_finishes_what_it_runs_claims_nothing_and_serves_again(fa
     farm.wait_state(waiting, "succeeded")
 
 
+@on_each_engine
 def test_a_worker_ordered_to_stop_finishes_and_is_not_replaced_but_its_sibling_stays(
     farm: Farm,
 ) -> None:

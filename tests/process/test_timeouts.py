@@ -37,6 +37,7 @@ def test_a_function_that_heeds_its_deadline_is_timed_out_and_not_refused(farm: F
     assert len(farm.workers()) == 1
 
 
+@on_each_engine
 def test_a_coroutine_past_its_timeout_is_cancelled(farm: Farm) -> None:
     farm.work(concurrency=1)
     job = farm.enqueue(chores.wait_asynchronously, farm.file("never"), timeout_seconds=0.3)
@@ -149,6 +150,7 @@ def test_a_job_cancelled_before_it_runs_never_runs(farm: Farm, state: str) -> No
     assert not Lease.objects.filter(job=job, ended_at=None).exists()
 
 
+@on_each_engine
 def test_a_cancelled_job_can_be_requeued_while_its_old_function_still_runs(farm: Farm) -> None:
     farm.work(concurrency=2)
     job = farm.enqueue(chores.wait_first_time, farm.file("go"))

@@ -10,10 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
+from psycopg.errors import DiskFull, IoError, LockNotAvailable
 
 from relay_queue.models import Job, Lease, Worker
-from relay_queue.store.dialects.sqlite import SQLiteDialect
+from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Settlement
 from relay_queue.worker import loop as module
 from relay_queue.worker import tick as tick_module
@@ -26,7 +27,13 @@ from tests import tasks
 from tests.conftest import wait_until
 from tests.store import actions
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.fixture
+def transactional_db(each_engine: None) -> None:
+    """Real transactions, on each engine in turn."""
+
 
 OPTIONS = {
     "name": "unit",
@@ -87,14 +94,14 @@ def states() -> list[str]:
     return list(Job.objects.order_by("id").values_list("state", flat=True))
 
 
-def failing(error_code: int, times: int = 1) -> Callable[[Plan], Done]:
+def failing(trouble: str, times: int = 1) -> Callable[[Plan], Done]:
     """Return a tick that fails some times when it has outcomes to settle, then works."""
     left = [None] * times
 
     def fail(told: Sequence[Settlement]) -> None:
         if left and told:
             left.pop()
-            raise database_error(error_code)
+            raise database_error(trouble)
 
     return meddling(fail)
 
@@ -137,9 +144,22 @@ def meddling(meddle: Callable[[Sequence[Settlement]], None]) -> Callable[[Plan],
     return meddled
 
 
-def database_error(code: int) -> OperationalError:
-    cause = sqlite3.OperationalError("by the test")
-    cause.sqlite_errorcode = code
+SQLITE_CODES = {
+    "busy": sqlite3.SQLITE_BUSY,
+    "full": sqlite3.SQLITE_FULL,
+    "unknown": sqlite3.SQLITE_IOERR,
+}
+POSTGRESQL_CAUSES = {"busy": LockNotAvailable, "full": DiskFull, "unknown": IoError}
+
+
+def database_error(trouble: str) -> OperationalError:
+    """Return what Django raises when the engine in use has this trouble."""
+    cause: Exception
+    if connection.vendor == "postgresql":
+        cause = POSTGRESQL_CAUSES[trouble]("by the test")
+    else:
+        cause = sqlite3.OperationalError("by the test")
+        cause.sqlite_errorcode = SQLITE_CODES[trouble]
     error = OperationalError("by the test")
     error.__cause__ = cause
     return error
@@ -254,7 +274,7 @@ def stop_when_running(line: socket.socket, then: Callable[[], None] = lambda: No
 def test_while_the_database_is_busy_outcomes_are_kept(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "tick", failing(sqlite3.SQLITE_BUSY, times=5))
+    monkeypatch.setattr(module, "tick", failing("busy", times=5))
     tasks.note.enqueue("once")
     assert serve() == 0
     assert (states(), tasks.calls) == (["succeeded"], ["once"])
@@ -264,7 +284,7 @@ def test_while_the_database_is_busy_outcomes_are_kept(
 def test_on_a_full_disk_outcomes_are_kept_and_claims_wait(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "tick", failing(sqlite3.SQLITE_FULL))
+    monkeypatch.setattr(module, "tick", failing("full"))
     for number in range(3):
         tasks.note.enqueue(number)
     assert serve(concurrency=1) == 0
@@ -276,7 +296,7 @@ def test_on_a_full_disk_outcomes_are_kept_and_claims_wait(
 def test_after_an_error_of_the_disk_it_ends_with_a_code_of_its_own(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "tick", failing(sqlite3.SQLITE_IOERR))
+    monkeypatch.setattr(module, "tick", failing("unknown"))
     tasks.note.enqueue("once")
     assert serve() == EXIT_UNKNOWN
     assert tasks.calls == ["once"]
@@ -291,7 +311,7 @@ def test_after_a_lost_connection_outcomes_are_told_once_more_and_no_claim_is_kep
     losses = ["settlements", "claims"]
 
     monkeypatch.setattr(module, "tick", losing(losses, committed))
-    monkeypatch.setattr(SQLiteDialect, "diagnose", lambda *_: "lost")
+    monkeypatch.setattr(type(dialect_for(connection)), "diagnose", lambda *_: "lost")
     for number in range(4):
         tasks.note.enqueue(number)
     assert serve(concurrency=1) == 0
@@ -308,7 +328,7 @@ def test_nothing_starts_before_its_claim_is_committed(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = tick_module._claim
-    failures = [database_error(sqlite3.SQLITE_BUSY)] * 2
+    failures = [database_error("busy")] * 2
 
     def claim_then_fail(tx: Any, plan: Plan, done: Done) -> None:
         claim(tx, plan, done)

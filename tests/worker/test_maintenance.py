@@ -16,9 +16,14 @@ from relay_queue.worker.maintenance import BREATH_SECONDS, INTERVAL_SECONDS, Mai
 from tests.store import actions
 from tests.worker.monotonic import Monotonic, stop_time
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 DAY = 86_400.0
+
+
+@pytest.fixture
+def transactional_db(each_engine: None) -> None:
+    """Real transactions, on each engine in turn."""
 
 
 @pytest.fixture

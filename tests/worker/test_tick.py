@@ -20,11 +20,16 @@ from relay_queue.worker.stats import Stats
 from relay_queue.worker.tick import Plan, tick
 from tests.store import actions
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 @pytest.fixture
-def worker_id() -> int:
+def transactional_db(each_engine: None) -> None:
+    """Real transactions, on each engine in turn."""
+
+
+@pytest.fixture
+def worker_id(transactional_db: None) -> int:
     return actions.register()
 
 
@@ -146,21 +151,35 @@ def test_a_tick_that_fails_has_done_nothing(
     assert actions.everything() == before
 
 
-def test_an_outcome_that_the_database_refuses_becomes_a_failed_attempt(worker_id: int) -> None:
+REFUSE = {
+    "sqlite": """
+        CREATE TEMP TRIGGER refuse BEFORE UPDATE OF result ON relay_queue_job WHEN {condition}
+        BEGIN SELECT RAISE(ABORT, 'not this one'); END""",
+    "postgresql": """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE OF result ON relay_queue_job
+        FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()""",
+}
+FORGET = {"sqlite": "DROP TRIGGER refuse", "postgresql": "DROP FUNCTION refuse CASCADE"}
+"""How an engine is told to refuse one row, and how to forget it."""
+
+
+def test_an_outcome_that_the_database_refuses_becomes_a_failed_attempt(
+    worker_id: int,
+    engine: str,
+) -> None:
     actions.enqueue_each(3)
     claims = tick(plan(worker_id, places=3)).claims
     told = [ack(claim) for claim in claims]
+    condition = f"new.id = {claims[1].job_id} AND new.result IS NOT NULL"
     with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE TEMP TRIGGER refuse BEFORE UPDATE OF result ON relay_queue_job "
-            f"WHEN new.id = {claims[1].job_id} AND new.result IS NOT NULL "
-            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
-        )
+        cursor.execute(REFUSE[engine].format(condition=condition))
     try:
         done = tick(plan(worker_id, told, places=5, careful=True))
     finally:
         with connection.cursor() as cursor:
-            cursor.execute("DROP TRIGGER refuse")
+            cursor.execute(FORGET[engine])
     assert [answer.state for answer in done.answers] == ["succeeded", "retrying", "succeeded"]
     assert done.claims == [], "claims never share a replay"
     failed = Lease.objects.get(pk=claims[1].lease_id)
@@ -169,6 +188,7 @@ def test_an_outcome_that_the_database_refuses_becomes_a_failed_attempt(worker_id
     actions.assert_counters_exact()
 
 
+@pytest.mark.parametrize("engine", ["sqlite"])
 def test_a_tick_waits_no_longer_than_a_slice_for_the_writer(
     worker_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
