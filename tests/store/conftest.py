@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from django.db import connections
 
 from relay_queue import clock
 from tests import postgresql
-from tests.conftest import Project
-from tests.store.actions import Wall, connection, empty
+from tests.store.actions import Wall, empty
 
 ENGINES = {"sqlite": "default", "postgresql": "postgresql"}
 """Each engine that the store supports, and the alias of `DATABASES` that the suite uses for it."""
@@ -52,18 +50,6 @@ def engine(request: pytest.FixtureRequest, settings: Any, transactional_db: None
     yield str(request.param)
     if request.param != "sqlite":  # whose tables are emptied by `transactional_db`
         empty()
-
-
-@pytest.fixture
-def shared_project(engine: str, tmp_path: Path) -> Iterator[Project]:
-    """Return the project on the database of this test, whatever its engine is."""
-    entry = connection().settings_dict
-    address: Path | str = Path(entry["NAME"])
-    if engine == "postgresql":
-        address = postgresql.Server(Path(entry["HOST"])).url(entry["NAME"])
-    project = Project(address, tmp_path / "logs")
-    yield project
-    project.close()
 
 
 @pytest.fixture
