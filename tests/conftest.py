@@ -42,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Open the run in the process that the others are started by; refuse what cannot be tested."""
     # Under nohup it is ignored, and every process of the tests would inherit that.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # A run starts hundreds of processes, and each would compile all of Relay for itself.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if hasattr(config, "workerinput"):
         return
     if postgresql.wanted() and postgresql.binaries() is None:
@@ -121,7 +124,6 @@ class Project:
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     def manage(
