@@ -359,8 +359,10 @@ class StoreMachine(RuleBasedStateMachine):
     # --- the comparison ----------------------------------------------------------------------
 
     @invariant()
-    def jobs_are_what_the_model_says(self) -> None:
-        stored = actions.rows(Job).values_list(
+    def jobs_are_what_the_model_says_in_the_order_of_their_ranks(self) -> None:
+        # One look serves for both, since most of a run is looking.
+        fields = (
+            "rank",
             "id",
             "queue",
             "idempotency_key",
@@ -373,7 +375,8 @@ class StoreMachine(RuleBasedStateMachine):
             "available_at",
             "finished_at",
         )
-        assert sorted(stored) == sorted(
+        stored = sorted(actions.rows(Job).values_list(*fields))
+        assert sorted(row[1:] for row in stored) == sorted(
             (
                 j.id,
                 j.queue,
@@ -389,6 +392,9 @@ class StoreMachine(RuleBasedStateMachine):
             )
             for j in self.model.jobs.values()
         )
+        for name in QUEUES:
+            ready = [row[1] for row in stored if (row[2], row[5]) == (name, "ready")]
+            assert ready == [job.id for job in self.model.order(name)]
 
     @invariant()
     def leases_are_what_the_model_says(self) -> None:
@@ -401,8 +407,9 @@ class StoreMachine(RuleBasedStateMachine):
             "expires_at",
             "outcome",
             "refused_verb",
+            "ended_at",
         )
-        assert sorted(stored, key=lambda row: row[0]) == sorted(
+        assert sorted((row[:-1] for row in stored), key=lambda row: row[0]) == sorted(
             (
                 (
                     x.id,
@@ -419,16 +426,8 @@ class StoreMachine(RuleBasedStateMachine):
             ),
             key=lambda row: row[0],
         )
-        assert actions.rows(Lease).filter(ended_at=None).count() == sum(
-            1 for _ in self.model.open_leases()
-        )
-
-    @invariant()
-    def ready_jobs_stand_in_the_order_of_the_model(self) -> None:
-        for queue in QUEUES:
-            ready = actions.rows(Job).filter(queue=queue, state="ready").order_by("rank", "id")
-            wanted = [job.id for job in self.model.order(queue)]
-            assert list(ready.values_list("id", flat=True)) == wanted
+        still_open = [row for row in stored if row[-1] is None]
+        assert len(still_open) == sum(1 for _ in self.model.open_leases())
 
     @invariant()
     def counters_are_exact(self) -> None:
@@ -446,7 +445,7 @@ BASE = settings(
 @pytest.mark.usefixtures("engine")
 def test_random_verbs_of_several_owners_obey_the_model_of_a_jobs_life() -> None:
     run_state_machine_as_test(
-        StoreMachine, settings=settings(BASE, max_examples=40, stateful_step_count=40)
+        StoreMachine, settings=settings(BASE, max_examples=30, stateful_step_count=40)
     )
 
 

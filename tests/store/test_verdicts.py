@@ -17,6 +17,8 @@ from tests.store.actions import Wall
 
 JOBS = 5
 STEPS = 60
+SEEDS = (11, *range(7))
+"""Of these, the first ends in the rarest verdict: see the test that counts on it."""
 
 
 def live(seed: int, wall: Wall) -> None:
@@ -65,7 +67,7 @@ def _tell(verb: str, claim: store.Claim) -> None:
     actions.settle([told])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_filter_and_count_agree_with_the_ledger_of_every_job(wall: Wall, seed: int) -> None:
     live(seed, wall)
     jobs = actions.rows(Job).prefetch_related("leases")
@@ -78,11 +80,13 @@ def test_filter_and_count_agree_with_the_ledger_of_every_job(wall: Wall, seed: i
 
 def test_the_lives_of_the_test_above_end_in_every_verdict(wall: Wall) -> None:
     seen: set[Verdict] = set()
-    for seed in range(12):
+    for seed in SEEDS:
         live(seed, wall)
         seen |= {verdict for verdict, n in verdicts.count().items() if n}
+        if seen == set(Verdict):
+            return
         actions.empty()
-    assert seen == set(Verdict)
+    raise AssertionError(f"never seen: {set(Verdict) - seen}")
 
 
 def test_an_unknown_verdict_is_an_error(engine: str) -> None:
