@@ -40,8 +40,10 @@ T = TypeVar("T")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Open the run in the process that the others are started by; refuse what cannot be tested."""
-    # Under nohup it is ignored, and every process of the tests would inherit that.
+    # Under nohup and behind a script's "&" they are ignored, and every process would inherit that.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A run starts hundreds of processes, and each would compile all of Relay for itself.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

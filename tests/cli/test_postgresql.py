@@ -2,70 +2,72 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from relay_queue.cli import server
+from tests import postgresql
 from tests.conftest import Project
+from tests.store import actions
 
 pytestmark = pytest.mark.slow
 
-WORK = """
-from relay_queue import store
-with store.transaction() as tx:
-    store.enqueue_many(tx, [store.prepare(task="tests.tasks.anything") for _ in range(3)])
-    held = store.claim(tx, worker_id=None, queues=["default"], limit=2)
-    store.ack(tx, held[0].lease_id, held[0].token)
-"""
+Told = Callable[..., Any]
 
 
-def told(project: Project, *arguments: str, code: int = 0) -> Any:
-    done = project.manage("relay", *arguments, "--json", check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def told(
+    relay: Callable[..., Any], postgresql_url: str, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[Told]:
+    """Return what runs a verb on a server with three jobs, and reads what it says as JSON."""
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        answer = relay(*arguments, "--json")
+        assert answer.code == code, answer
+        return answer.data
+
+    with django_db_blocker.unblock(), postgresql.default_is(postgresql_url):
+        actions.enqueue_each(3)
+        actions.ack(actions.claim(2)[0])
+        yield run
 
 
-def test_verbs_that_look_speak_of_a_server(postgresql_project: Project) -> None:
-    project = postgresql_project
-    project.python(WORK)
-
-    findings = {each["name"]: each for each in told(project, "doctor")["findings"]}
+def test_verbs_that_look_speak_of_a_server(told: Told, relay: Callable[..., Any]) -> None:
+    findings = {each["name"]: each for each in told("doctor")["findings"]}
     assert findings["server"]["text"].startswith("PostgreSQL ")
     assert findings["setting synchronous_commit"]["level"] == "ok"
     # The server of the tests throws everything away.
     assert findings["setting fsync"]["level"] == "warn"
     assert not [name for name in findings if name.startswith("pragma")]
 
-    seen = told(project, "inspect")
+    seen = told("inspect")
     assert (seen["file"], seen["log"]) == (None, None)
     assert seen["jobs"] == {"default": {"ready": 1, "running": 1, "succeeded": 1}}
     assert seen["tables"]["relay_queue_job"]["size_bytes"] > 0
-    assert "Database server" in project.manage("relay", "inspect").stdout
+    assert "Database server" in relay("inspect").text
 
-    status = told(project, "status")
+    status = told("status")
     counts = {state: n for state, n in status["queues"][0]["counts"].items() if n}
     assert counts == {"ready": 1, "running": 1, "succeeded": 1}
 
-    sound = told(project, "verify")
+    sound = told("verify")
     assert (sound["ok"], sound["jobs"]) == (True, 3)
     assert "pg_amcheck" in sound["notes"][0]
 
-    told(project, "recover", "--recount")
-    assert told(project, "prune", "--older-than", "0s")["deleted"]["succeeded"] == 1
+    told("recover", "--recount")
+    assert told("prune", "--older-than", "0s")["deleted"]["succeeded"] == 1
 
 
-def test_verify_names_what_was_changed_behind_its_back(postgresql_project: Project) -> None:
-    project = postgresql_project
-    project.python(WORK)
-    with psycopg.connect(str(project.database), autocommit=True) as connection:
+def test_verify_names_what_was_changed_behind_its_back(told: Told, postgresql_url: str) -> None:
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
         connection.execute("SET session_replication_role = replica")  # keys are not checked
         connection.execute("UPDATE relay_queue_job SET payload = '[]' WHERE state = 'ready'")
         connection.execute("UPDATE relay_queue_queuecount SET n = n + 5 WHERE state = 'ready'")
         connection.execute("DELETE FROM relay_queue_job WHERE state = 'succeeded'")
-    found = told(project, "verify", code=1)
+    found = told("verify", code=1)
     assert {"checksum", "counter", "foreign_key"} <= {fault["kind"] for fault in found["faults"]}
 
 

@@ -156,7 +156,7 @@ def test_many_faults_of_a_kind_are_cut_in_text(relay: Relay) -> None:
 
 
 CHURN = """
-import random, sys
+import random, sys, time
 from tests.store import actions
 from relay_queue import store
 print("started", flush=True)
@@ -174,6 +174,7 @@ while True:
                 store.nack(tx, held_one.lease_id, held_one.token, delay_seconds=0.0)
         held = held[-5:]
         store.promote(tx)
+    time.sleep(0.005)  # busy, but not so fast that there is ever more to verify
 """
 
 
