@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.simulation.play import play
+from tests.simulation.play import Played, play
 from tests.simulation.scratch import Scratch
 
-SEEDS = 2000
+SEEDS = 1000
 CHUNK = 100
 """Seeds a test: several tests, so that they spread over the processes of the suite."""
 
@@ -22,26 +23,29 @@ REPLAYED = 3
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", range(CHUNK, SEEDS, CHUNK))
 def test_no_seed_breaks_a_promise(database: Scratch, first: int) -> None:
-    search(database, first, CHUNK)
+    assert len(list(search(database, first, CHUNK))) == CHUNK
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
 def test_no_seed_of_very_many_breaks_a_promise(database: Scratch) -> None:
-    search(database, SEEDS, TORTURE_SEEDS)
+    assert sum(1 for _ in search(database, SEEDS, TORTURE_SEEDS)) == TORTURE_SEEDS
 
 
-def search(database: Scratch, first: int, count: int) -> None:
+def search(database: Scratch, first: int, count: int) -> Iterator[Played]:
     """Play seeds until one fails."""
     for seed in range(first, first + count):
         played = play(seed, database)
         assert not played.violations, played.report()
+        yield played
 
 
-def test_seeds_meet_every_kind_of_change_and_fault(database: Scratch) -> None:
-    played = [play(seed, database) for seed in range(100)]
+def test_the_first_seeds_break_no_promise_and_meet_every_kind_of_change_and_fault(
+    database: Scratch,
+) -> None:
+    played = list(search(database, 0, CHUNK))
     outcomes = {lease.outcome for p in played for lease in p.seen.ledger.leases.values()}
     assert outcomes == {
         *("acked", "failed", "fatal", "timed_out", "expired", "lost"),

@@ -15,6 +15,8 @@ from relay_queue.task import task as decorator
 
 pytest.importorskip("mypy")
 
+pytestmark = pytest.mark.xdist_group("types")  # mypy runs once for all of them
+
 PROJECT = Path(__file__).parent / "project"
 ROOT = Path(__file__).resolve().parents[2]
 USES = PROJECT / "shop" / "uses.py"
