@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 PACKAGE = "relay_queue"
@@ -122,6 +122,7 @@ class Module:
         return f"{self.name}:{line}: {message}"
 
 
+@cache
 def load(root: Path) -> list[Module]:
     """Return every module of the package under ``root``."""
     modules = []

@@ -1,9 +1,12 @@
 """Verify looks at SQLite's files before and beside the rows: log, pages, text that is none any more."""
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from relay_queue.store.verify import Verification, verify
 from tests.conftest import Project
@@ -39,42 +42,60 @@ def wal_of(project: Project) -> Path:
     return project.database.with_name(project.database.name + "-wal")
 
 
-def test_sound_file_with_a_log_left_by_a_killed_process_is_sound(project: Project) -> None:
-    project.python(ENQUEUE + AND_VANISH)
-    assert wal_of(project).stat().st_size > 0
-    answer = verify_file(project)
-    assert (answer["kinds"], answer["notes"], answer["jobs"]) == ([], [], 400)
-
-
-def test_torn_log_is_named_before_sqlite_repairs_it(project: Project) -> None:
-    project.python(ENQUEUE + AND_VANISH)
-    with wal_of(project).open("r+b") as file:
-        file.truncate(wal_of(project).stat().st_size - 100)
-    answer = verify_file(project)
-    assert answer["kinds"] == ["log_torn"]
-    assert verify_file(project)["kinds"] == [], "the advice says that it is gone at the next look"
-
-
-def test_flipped_bit_in_the_log_is_named(project: Project) -> None:
+@pytest.fixture(scope="module")
+def left_by_the_dead(
+    migrated_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """Return the database and the log that a killed process left, by their suffixes."""
+    directory = tmp_path_factory.mktemp("left")
+    file = Path(shutil.copyfile(migrated_template, directory / "relay.sqlite3"))
+    project = Project(file, directory / "logs")
     project.python(ENQUEUE + ENQUEUE + AND_VANISH)
-    with wal_of(project).open("r+b") as file:
+    return {"": file.read_bytes(), "-wal": wal_of(project).read_bytes()}
+
+
+@pytest.fixture
+def abandoned(project: Project, left_by_the_dead: dict[str, bytes]) -> Project:
+    """Return the project on a database and a log that a killed process left."""
+    for suffix, content in left_by_the_dead.items():
+        Path(f"{project.database}{suffix}").write_bytes(content)
+    return project
+
+
+def test_sound_file_with_a_log_left_by_a_killed_process_is_sound(abandoned: Project) -> None:
+    assert wal_of(abandoned).stat().st_size > 0
+    answer = verify_file(abandoned)
+    assert (answer["kinds"], answer["notes"], answer["jobs"]) == ([], [], 800)
+
+
+def test_torn_log_is_named_before_sqlite_repairs_it(abandoned: Project) -> None:
+    with wal_of(abandoned).open("r+b") as file:
+        file.truncate(wal_of(abandoned).stat().st_size - 100)
+    answer = verify_file(abandoned)
+    assert answer["kinds"] == ["log_torn"]
+    assert verify_file(abandoned)["kinds"] == [], "the advice says that it is gone at the next look"
+
+
+def test_flipped_bit_in_the_log_is_named(abandoned: Project) -> None:
+    with wal_of(abandoned).open("r+b") as file:
         file.seek(32 + 24 + 1000)
         byte = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([byte ^ 1]))
-    answer = verify_file(project)
+    answer = verify_file(abandoned)
     assert "log_corrupt" in answer["kinds"]
     assert any("frame 1" in message for message in answer["messages"])
 
 
-def test_damaged_page_is_named(project: Project) -> None:
-    project.python(ENQUEUE)
-    root = project.rows("SELECT rootpage FROM sqlite_master WHERE name = 'relay_queue_job'")[0][0]
-    size = project.rows("PRAGMA page_size")[0][0]
-    with project.database.open("r+b") as file:
+def test_damaged_page_is_named(abandoned: Project) -> None:
+    root = abandoned.rows("SELECT rootpage FROM sqlite_master WHERE name = 'relay_queue_job'")[0][0]
+    size = abandoned.rows("PRAGMA page_size")[0][0]
+    # The last to close has taken in the log.
+    assert not wal_of(abandoned).exists()
+    with abandoned.database.open("r+b") as file:
         file.seek((root - 1) * size)
         file.write(b"\xff" * 64)
-    answer = verify_file(project)
+    answer = verify_file(abandoned)
     assert "database_corrupt" in answer["kinds"]
 
 
