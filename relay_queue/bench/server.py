@@ -10,10 +10,8 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-import psycopg
 from django.core.management import call_command
 from django.db import connection
-from psycopg import sql
 
 from relay_queue import clock
 from relay_queue.bench import scratch
@@ -21,6 +19,7 @@ from relay_queue.bench.families import SERVER_VARIABLE as VARIABLE
 from relay_queue.bench.loops import race
 from relay_queue.bench.measuring import BenchError
 from relay_queue.models import Job, Lease, QueueCount
+from relay_queue.scratch.server import Server
 from relay_queue.states import Outcome, State
 
 PREFIX: Final = "relay_bench_"
@@ -59,21 +58,20 @@ def scratch_database() -> Iterator[str]:
 
     Raises `BenchError` if the server would not keep its commits, or lets us make no database.
     """
-    name = f"{PREFIX}{uuid4().hex[:12]}"
-    statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-    try:
-        _maintain(statement)
-    except psycopg.Error as error:
-        hint = "The role needs CREATEDB: ALTER ROLE … CREATEDB."
-        raise BenchError(f"no scratch database: {error}. {hint}") from error
-    try:
+    server, name = Server(entry()), f"{PREFIX}{uuid4().hex[:12]}"
+    role, may = server.right_to_create()
+    if not may:
+        raise BenchError(
+            f'no scratch database: the role needs CREATEDB: ALTER ROLE "{role}" CREATEDB'
+        )
+    with server.database(name):
         switch(name)
-        call_command("migrate", verbosity=0)
-        _require_durable()
-        yield name
-    finally:
-        connection.close()
-        _maintain(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        try:
+            call_command("migrate", verbosity=0)
+            _require_durable()
+            yield name
+        finally:
+            connection.close()
 
 
 def switch(name: str) -> None:
@@ -81,12 +79,6 @@ def switch(name: str) -> None:
     connection.close()
     os.environ["RELAY_BENCH_DB"] = name
     connection.settings_dict["NAME"] = name
-
-
-def _maintain(statement: sql.Composed) -> None:
-    """Run a statement that no transaction may hold, on the database that the project has."""
-    with psycopg.connect(**_arguments(entry()["NAME"]), autocommit=True) as server:
-        server.execute(statement)
 
 
 def _arguments(name: str) -> dict[str, Any]:

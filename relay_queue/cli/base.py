@@ -137,9 +137,13 @@ def explain(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if not isinstance(error, (DatabaseError, InterfaceError)):
         return text
+    # A server adds lines that show the place in the statement, or ask whether it is running.
+    lines = [line.strip() for line in text.splitlines()]
     if any(words in text for words in _NO_TABLES):
-        return f"the tables of Relay are missing or out of date ({text}). Run manage.py migrate."
-    return f"the database cannot be used: {text}"
+        return (
+            f"the tables of Relay are missing or out of date ({lines[0]}). Run manage.py migrate."
+        )
+    return f"the database cannot be used: {' '.join(lines)}"
 
 
 class VerbListFormatter(argparse.RawDescriptionHelpFormatter):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from relay_queue.bench.figures import SPECS, names_for
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style
 from relay_queue.scratch import dependent
-from relay_queue.store.dialects import dialect_for
+from relay_queue.scratch.server import Server
 
 HELP = (
     "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
@@ -90,13 +89,8 @@ def _server(alias: str) -> Mapping[str, str]:
     """Return what tells the processes that measure which server to use; nothing for SQLite."""
     if alias not in connections:
         raise CommandError(f"{alias!r} is not in DATABASES; it has {', '.join(connections)}.")
-    connection = connections[alias]
-    if not dialect_for(connection).has_sessions:
-        return {}
-    given = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-    return {
-        VARIABLE: json.dumps({key: connection.settings_dict[key] for key in given}, default=str)
-    }
+    server = Server.of(alias)
+    return {VARIABLE: server.as_json()} if server else {}
 
 
 def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:

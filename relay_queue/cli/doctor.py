@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import django
 from django.core import checks
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, Error, InterfaceError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 import relay_queue
@@ -28,6 +28,7 @@ from relay_queue.cli.output import Style
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Worker
 from relay_queue.store import report
+from relay_queue.store.dialects import dialect_for
 from relay_queue.store.sessions import lock_key
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
@@ -49,6 +50,7 @@ SHORT_TIMEOUT_MS: Final = 1_000
 CLOCK_SLACK_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 120.0
 SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
+NOT_REACHED: Final = "Start the server, or correct DATABASES: where it is, and who may connect."
 STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "bad"}
 
 
@@ -74,6 +76,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         # With settings that make no sense the rest could only report the same in other words.
         for examine in _EXAMINATIONS:
             found += _attempt(examine)
+            if found[-1:] and found[-1].hint == NOT_REACHED:
+                break  # for the same reason
     out.data({"ok": _worst(found) != "fail", "findings": [asdict(finding) for finding in found]})
     width = max(len(finding.name) for finding in found)
     for finding in found:
@@ -88,10 +92,18 @@ def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """Run one examination; that it cannot be done is a finding too."""
     try:
         return list(examine())
-    except (DatabaseError, OSError) as error:
+    except (DatabaseError, InterfaceError, OSError) as error:
         name = examine.__name__.strip("_")
-        hint = "Run manage.py migrate if tables are missing, else relay verify."
-        return [Finding(name, "fail", str(error), hint)]
+        text = " ".join(line.strip() for line in str(error).splitlines())
+        return [Finding(name, "fail", text, _way_out(error))]
+
+
+def _way_out(error: Exception) -> str:
+    if isinstance(error, Error):
+        connection = connections[conf.get().database]
+        if dialect_for(connection).diagnose(error) == "lost":
+            return NOT_REACHED
+    return "Run manage.py migrate if tables are missing, else relay verify."
 
 
 def _worst(found: list[Finding]) -> Level:
@@ -143,6 +155,9 @@ def _server() -> Iterator[Finding]:
     if found is None:
         return
     yield Finding("server", "ok", found.version)
+    connection: Any = connections[conf.get().database]
+    driver = connection.Database
+    yield Finding("driver", "ok", f"{driver.__name__} {driver.__version__}")
     for name, value, hint in server.settings(found):
         yield Finding(f"setting {name}", "warn" if hint else "ok", value, hint)
     for name, value, hint in server.state(found):

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from relay_queue.states import LAST_OUTCOMES, TERMINAL, UNCHARGED, Outcome, State
 
 _DISK: Final = (
-    "Stop the workers, copy the database with its -wal file to another disk, and test the disk. "
-    "Then restore the latest good copy made by `relay backup`."
+    "Stop the workers, copy the database to another disk, a file with its -wal file, and test the "
+    "disk. Then restore the latest good copy, made by `relay backup` or by the server's own tool."
 )
 _HISTORY: Final = (
     "Only something other than Relay writes such rows. Find out what changed the tables by hand. "
@@ -33,7 +33,7 @@ ADVICE: Final[dict[str, str]] = {
         + _DISK
     ),
     "database_corrupt": _DISK,
-    "unreadable": ("The row cannot be read, so part of the file is damaged. " + _DISK),
+    "unreadable": ("The row cannot be read, so part of the database is damaged. " + _DISK),
     "foreign_key": _HISTORY + "Delete the rows that point nowhere, or restore a backup.",
     "checksum": (
         "A worker never runs this job: it goes to the dead letters when it is claimed. Enqueue "

@@ -113,7 +113,8 @@ def verify(
 
     ``database_path`` is the SQLite file, None for a database without one; then only the rows are
     checked. The log is read before this function opens a connection, because opening a database
-    repairs the torn end of its log. A table that cannot be read is a fault like any other.
+    repairs the torn end of its log. A table that cannot be read is a fault like any other; a
+    database that is not reached, or does not let us read, raises its error.
     """
     found = Verification()
     progress = progress or _say_nothing
@@ -136,6 +137,7 @@ def verify(
             progress("counters", found.jobs, found.jobs)
             _verify_counters(found)
     except DatabaseError as error:
+        _require_damage(error)
         found.add(Fault("unreadable", f"the rest of the tables: {error}"))
     return found
 
@@ -222,10 +224,22 @@ def _range_faults(after: int, end: int) -> list[Fault]:
     try:
         return [*_payload_faults(after, end), *_ledger_faults(after, end)]
     except DatabaseError as error:
+        _require_damage(error)
         if end - after == 1:
             return [Fault("unreadable", f"job {end} or a lease of it: {error}", end)]
     middle = (after + end) // 2
     return _range_faults(after, middle) + _range_faults(middle, end)
+
+
+def _require_damage(error: DatabaseError) -> None:
+    """Raise an error again that says nothing of what is stored: it was not to be had.
+
+    A server says so of its own; a file whose rows cannot be read may have become anything.
+    """
+    dialect = dialect_for(connections[conf.get().database])
+    trouble = dialect.diagnose(error)
+    if trouble != "unknown" and (dialect.has_sessions or trouble != "data"):
+        raise error
 
 
 def _payload_faults(after: int, end: int) -> Iterator[Fault]:

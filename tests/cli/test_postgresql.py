@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.core.management.base import CommandError
 
 from relay_queue.cli import server
 from tests import postgresql
@@ -38,6 +39,7 @@ def told(
 def test_verbs_that_look_speak_of_a_server(told: Told, relay: Callable[..., Any]) -> None:
     findings = {each["name"]: each for each in told("doctor")["findings"]}
     assert findings["server"]["text"].startswith("PostgreSQL ")
+    assert findings["driver"]["text"] == f"psycopg {psycopg.__version__}"
     assert findings["setting synchronous_commit"]["level"] == "ok"
     # The server of the tests throws everything away.
     assert findings["setting fsync"]["level"] == "warn"
@@ -75,6 +77,34 @@ def test_backup_names_the_tool_of_a_server(postgresql_project: Project, tmp_path
     done = postgresql_project.manage("relay", "backup", str(tmp_path / "copy"), check=False)
     assert done.returncode == 1
     assert "pg_dump" in done.stderr
+
+
+@pytest.fixture
+def nowhere(django_db_blocker: Any) -> Iterator[None]:
+    """Let the queue be on a server that is not there."""
+    with (
+        django_db_blocker.unblock(),
+        postgresql.default_is("postgresql://relay@/x?host=/nowhere&port=1"),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("verb", ["verify", "inspect", "status", "drill", "prune"])
+def test_server_that_is_not_reached_is_the_only_thing_said(
+    relay: Callable[..., Any], nowhere: None, verb: str
+) -> None:
+    with pytest.raises(CommandError, match=r"^the database cannot be used: .*nowhere") as refused:
+        relay(verb)
+    assert "\n" not in str(refused.value)
+
+
+def test_doctor_says_once_that_a_server_is_not_reached(
+    relay: Callable[..., Any], nowhere: None
+) -> None:
+    answer = relay("doctor", "--json")
+    failed = [each for each in answer.data["findings"] if each["level"] == "fail"]
+    assert (answer.code, [each["name"] for each in failed]) == (1, ["server"])
+    assert failed[0]["hint"].startswith("Start the server")
 
 
 def judged(name: str, **changes: Any) -> str:

@@ -71,7 +71,9 @@ def enqueue_each(count: int, **options: Any) -> list[int]:
     return [enqueue(**options) for _ in range(count)]
 
 
-def claim(limit: int = 1, *queues: str, worker_id: int | None = None, **options: Any) -> list[Any]:
+def claim(
+    limit: int = 1, *queues: str, worker_id: int | None = None, **options: Any
+) -> list[store.Claim]:
     """Claim up to ``limit`` jobs of ``queues``, by default of the queue "default"."""
     return do(
         store.claim, worker_id=worker_id, queues=queues or ("default",), limit=limit, **options
