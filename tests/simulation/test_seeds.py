@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.simulation.play import Played, play
 from tests.simulation.scratch import Scratch
 
-SEEDS = 1000
+SEEDS = 2000
 CHUNK = 100
 """Seeds a test: several tests, so that they spread over the processes of the suite."""
 
