@@ -22,7 +22,13 @@ from relay_queue.store.records import Claim, Settlement
 from relay_queue.testing import run_pending
 from tests import tasks
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.fixture
+def transactional_db(each_engine: None) -> None:
+    """Real transactions, on each engine in turn."""
+
 
 READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
 FAILED, SUCCESSFUL = TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL

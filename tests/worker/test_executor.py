@@ -28,6 +28,13 @@ from relay_queue.worker.executor import Finished, execute
 from tests import tasks
 from tests.worker.claims import claim_next, claim_of, settle, stored_call
 
+on_each_engine = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.fixture
+def transactional_db(each_engine: None) -> None:
+    """Real transactions, on each engine in turn."""
+
 
 @pytest.fixture(autouse=True)
 def clean_notes() -> Iterator[None]:
@@ -229,7 +236,7 @@ def test_class_that_will_not_tell_its_name_is_named_anyway(no_log: None) -> None
     assert settlement.message == "Anonymous: who"
 
 
-@pytest.mark.django_db
+@on_each_engine
 @pytest.mark.parametrize("kind", tasks.POISON)
 def test_poison_is_stored_and_charged(kind: str, no_log: None) -> None:
     result = tasks.poison.enqueue(kind)
@@ -361,7 +368,7 @@ def test_coroutine_is_cancelled_at_its_deadline() -> None:
     assert (settlement.timed_out, settlement.error) == (True, "relay_queue.exceptions.TimedOut")
 
 
-@pytest.mark.django_db
+@on_each_engine
 def test_coroutine_may_use_the_database() -> None:
     Group.objects.create(name="one")
     assert run(claim_of(tasks.count_groups)).settlement.result == "1"
@@ -376,7 +383,7 @@ def atomic_claim(**options: Any) -> Claim:
     return claim
 
 
-@pytest.mark.django_db(transaction=True)
+@on_each_engine
 def test_atomic_function_and_its_ack_commit_together() -> None:
     claim = atomic_claim()
     finished = run(claim)
@@ -388,7 +395,7 @@ def test_atomic_function_and_its_ack_commit_together() -> None:
     assert tasks.calls == ["committed group"]
 
 
-@pytest.mark.django_db(transaction=True)
+@on_each_engine
 def test_failed_atomic_function_leaves_nothing_behind() -> None:
     claim = atomic_claim(then="fail")
     finished = run(claim)
@@ -399,7 +406,7 @@ def test_failed_atomic_function_leaves_nothing_behind() -> None:
     assert settle(finished.settlement).state == "retrying"
 
 
-@pytest.mark.django_db(transaction=True)
+@on_each_engine
 def test_atomic_function_whose_lease_has_ended_is_not_run() -> None:
     claim = atomic_claim()
     with store.transaction() as tx:
@@ -412,7 +419,7 @@ def test_atomic_function_whose_lease_has_ended_is_not_run() -> None:
     assert Lease.objects.get().refused_verb == "nack"
 
 
-@pytest.mark.django_db(transaction=True)
+@on_each_engine
 def test_refused_ack_takes_the_writes_of_an_atomic_function_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -431,7 +438,7 @@ def test_refused_ack_takes_the_writes_of_an_atomic_function_back(
     assert Job.objects.get().state == "cancelled"
 
 
-@pytest.mark.django_db(transaction=True)
+@on_each_engine
 def test_atomic_function_past_its_deadline_is_rolled_back() -> None:
     claim = atomic_claim(then="wait")
     finished = run(claim, deadline=monotonic() + 0.04)
@@ -440,7 +447,7 @@ def test_atomic_function_past_its_deadline_is_rolled_back() -> None:
     assert not Group.objects.exists()
 
 
-@pytest.mark.django_db(transaction=True)
+@on_each_engine
 def test_failing_commit_hook_does_not_undo_the_success(caplog: pytest.LogCaptureFixture) -> None:
     finished = run(atomic_claim(then="hook"))
     assert finished.settled is not None
