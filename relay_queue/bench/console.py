@@ -16,6 +16,7 @@ from relay_queue.bench.crowd import RARE_QUEUE, RARE_TASK, Crowd, settle_down
 from relay_queue.bench.figures import Figure, judge
 from relay_queue.bench.measuring import BenchError, percentile, timed
 from relay_queue.bench.run import Run
+from relay_queue.models import Worker
 
 ROUNDS: Final = 12
 SLOWEST_NAMED: Final = 5
@@ -97,6 +98,9 @@ def addresses(crowd: Crowd) -> dict[str, str]:
     }
     for name, job_id in {"a finished job": 1_001, "a ready job": crowd.jobs}.items():
         pages[name] = f"/admin/relay_queue/job/{job_id}/change/"
+    worker_id = Worker.objects.latest("id").pk
+    pages["a worker"] = f"/admin/relay_queue/worker/{worker_id}/change/"
+    pages["a queue"] = "/admin/relay_queue/queue/mail/change/"
     pages["a dead letter"] = f"/admin/relay_queue/job/{_dead_letter()}/change/"
     return pages
 
