@@ -116,12 +116,16 @@ def _next(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> di
                 job=linked(job.pk, links.job(job.pk)),
                 task=cells.task(job),
                 priority=cells.priority(job, now),
-                waits=cells.when(job, now),
+                waits=words.moment(job.available_at, _waited(job, now)),
             )
             for job in found
         ],
         "ready_url": links.jobs(State.READY, queue.pk),
     }
+
+
+def _waited(job: Job, now: datetime) -> str:
+    return words.duration(words.whole(max(0.0, (now - job.available_at).total_seconds())))
 
 
 def _workers(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:

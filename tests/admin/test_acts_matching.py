@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from relay_queue import store
+from relay_queue import clock, store
 from relay_queue.admin.acts import bulk, jobs, matching
 from relay_queue.admin.acts.destination import destination
 from relay_queue.exceptions import ConfigurationError
@@ -435,3 +437,37 @@ def test_destination_that_cannot_be_is_refused(
     settings.RELAY = relay
     with pytest.raises(ConfigurationError, match=message):
         destination()
+
+
+def test_list_of_bulk_acts_says_how_each_stands() -> None:
+    person("cancel_job")
+    client = person("view_bulkact", name="viewer")
+    for n, (filters, change) in enumerate(
+        {
+            "state__exact=ready&queue=mail": {},
+            "q=error%3Atimeout": {"position": 5},
+            "": {"finished_at": clock.now(), "changed": 1_234},
+            "task=a": {"finished_at": clock.now(), "stop_reason": "no room"},
+            "task=b": {"finished_at": clock.now(), "cancelled_at": clock.now()},
+        }.items()
+    ):
+        new = store.NewBulkAct(
+            str(n), "cancel", None, "relay_queue.job", filters, "UTC", "en", 9, None, "1", "ada"
+        )
+        bulk_id = actions.do(store.start_bulk, new)
+        BulkAct.objects.filter(pk=bulk_id).update(**change)
+    page = client.get("/admin/relay_queue/bulkact/").content.decode()
+    rows = [re.sub(r"<[^>]*>", " ", row) for row in page.partition("<tbody>")[2].split("<tr>")[1:]]
+    told = [" ".join(html.unescape(row).split()) for row in reversed(rows)]
+    for beginning, row in zip(
+        (
+            "Cancel Waits state: ready, queue: mail ada found > 100,000 changed 0",
+            "Cancel At work q: error:timeout ada",
+            "Cancel Done every job ada found > 100,000 changed 1,234 had moved on 0",
+            "Cancel Stopped no room task: a ada",
+            "Cancel Ended by hand task: b ada",
+        ),
+        told,
+        strict=True,
+    ):
+        assert row.startswith(beginning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qsl
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
@@ -11,9 +12,13 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
+from relay_queue.admin import badges, cells, words
 from relay_queue.admin.acts import audit
 from relay_queue.admin.acts.catalogue import job_act
 from relay_queue.admin.acts.doing import attempt
@@ -29,16 +34,15 @@ class BulkActAdmin(ReadingAdmin):
     """Bulk acts, the newest first. Whoever has asked for one may always look at that one."""
 
     list_display = (
-        "id",
-        "act",
+        "called",
+        "standing",
+        "asked_for",
         "username",
-        "filters",
-        "matched",
-        "changed",
-        "skipped",
-        "created_at",
-        "finished_at",
-        "stop_reason",
+        "found",
+        "was_changed",
+        "had_moved_on",
+        "asked",
+        "ended",
     )
     ordering = ("-id",)
 
@@ -46,6 +50,48 @@ class BulkActAdmin(ReadingAdmin):
         """Those with the permission see all, and everybody sees their own."""
         own = obj is not None and obj.user_id == str(request.user.pk)
         return own or super().has_view_permission(request, obj)
+
+    @admin.display(description=gettext_lazy("act"))
+    def called(self, bulk: BulkAct) -> str:
+        """Show the act by its label, which leads to its page."""
+        return _label(bulk)
+
+    @admin.display(description=gettext_lazy("state"))
+    def standing(self, bulk: BulkAct) -> SafeString:
+        """Show how it stands, and why it was stopped."""
+        return _badge(bulk)
+
+    @admin.display(description=gettext_lazy("filter"))
+    def asked_for(self, bulk: BulkAct) -> str:
+        """Show which jobs were meant."""
+        return filter_text(bulk)
+
+    @admin.display(description=gettext_lazy("found"))
+    def found(self, bulk: BulkAct) -> SafeString:
+        """Show how many there were at the start."""
+        if bulk.matched is None:
+            return cells.labelled(gettext_lazy("found"), f"> {words.number(MOST_COUNTED)}")
+        return cells.count(gettext_lazy("found"), bulk.matched)
+
+    @admin.display(description=gettext_lazy("changed"))
+    def was_changed(self, bulk: BulkAct) -> SafeString:
+        """Show how many were changed."""
+        return cells.count(gettext_lazy("changed"), bulk.changed)
+
+    @admin.display(description=gettext_lazy("had moved on"))
+    def had_moved_on(self, bulk: BulkAct) -> SafeString:
+        """Show how many were left alone."""
+        return cells.count(gettext_lazy("had moved on"), bulk.skipped)
+
+    @admin.display(description=gettext_lazy("asked"))
+    def asked(self, bulk: BulkAct) -> SafeString:
+        """Show when it was asked for."""
+        return cells.labelled(gettext_lazy("asked"), cells.ago(bulk.created_at, cells.now()))
+
+    @admin.display(description=gettext_lazy("ended"))
+    def ended(self, bulk: BulkAct) -> SafeString:
+        """Show when it ended."""
+        return cells.labelled(gettext_lazy("ended"), cells.ago(bulk.finished_at, cells.now()))
 
     def get_urls(self) -> list[URLPattern]:
         """Add the progress, which the page fetches again and again, and the end."""
@@ -71,7 +117,7 @@ class BulkActAdmin(ReadingAdmin):
         context = {
             **self.admin_site.each_context(request),
             **_progress(bulk),
-            "title": bulk.act if act is None else act.label,
+            "title": _label(bulk),
             "effect": "" if act is None else act.effect,
             "opts": self.opts,
             "media": self.media,
@@ -81,6 +127,7 @@ class BulkActAdmin(ReadingAdmin):
             "progress_url": self._reverse("progress", bulk.pk),
             "end_url": self._reverse("end", bulk.pk),
             "filter_url": self._filter_url(bulk),
+            "filter_text": filter_text(bulk),
             "job_url": self._job_url(request, bulk),
         }
         return TemplateResponse(request, "admin/relay_queue/acts/bulk.html", context)
@@ -131,6 +178,32 @@ class BulkActAdmin(ReadingAdmin):
 
     def _reverse(self, page: str, *args: Any) -> str:
         return reverse(f"{self.admin_site.name}:{self._name(page)}", args=args)
+
+
+def filter_text(bulk: BulkAct) -> str:
+    """Say in words which jobs a bulk act is for: its filters, as the address of the list has them."""
+    pairs = parse_qsl(bulk.filters)
+    said = (f"{name.removesuffix('__exact').replace('__', ' ')}: {text}" for name, text in pairs)
+    return ", ".join(said) or str(_("every job"))
+
+
+def _label(bulk: BulkAct) -> str:
+    act = job_act(bulk.act)
+    return bulk.act if act is None else str(act.label)
+
+
+def _badge(bulk: BulkAct) -> SafeString:
+    if bulk.cancelled_at is not None:
+        return badges.badge(State.CANCELLED, _("Ended by hand"), badges.SLASHED)
+    if bulk.stop_reason:
+        why = cells.error(bulk.stop_reason)
+        stopped = badges.badge(State.DEAD, _("Stopped"), badges.CROSS)
+        return format_html("{}<br>{}", stopped, why)
+    if bulk.finished_at is not None:
+        return badges.badge(State.SUCCEEDED, _("Done"), badges.CHECK)
+    if bulk.position:
+        return badges.badge(State.RUNNING, _("At work"), badges.PLAY)
+    return badges.badge(State.READY, _("Waits"), badges.LINES)
 
 
 def _end(bulk: BulkAct, user_id: Any) -> bool:

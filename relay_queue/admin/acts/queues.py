@@ -21,6 +21,7 @@ from relay_queue.admin.acts import audit
 from relay_queue.admin.acts.catalogue import APP, QUEUE_ACTS, Act
 from relay_queue.admin.acts.doing import attempt
 from relay_queue.admin.acts.pages import Acts
+from relay_queue.admin.words import number
 from relay_queue.models import Queue
 from relay_queue.store.operate import MAX_LIMIT
 from relay_queue.wakeup import ring_on_commit
@@ -146,7 +147,7 @@ def _overtaken(shown: int | None, now: int | None) -> str:
         "Set it once more to replace that."
     )
     said = {
-        name: _("no limit") if value is None else value
+        name: _("no limit") if value is None else number(value)
         for name, value in (("shown", shown), ("now", now))
     }
     return text % said
