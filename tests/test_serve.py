@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ROOT, processes_with, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serve")]
 
 # The last line of the announcement: the worker prints hints of its own before it.
 READY = "Press Ctrl-C to stop."
@@ -66,29 +66,46 @@ class Server:
         """Return the oldest process whose command line holds ``words``."""
         return min(pid for pid, line in self.pids().items() if words in line)
 
+    def close(self) -> None:
+        """Kill what is left of it."""
+        for pid in [*self.pids(), self.process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     yield server
-    for pid in [*server.pids(), server.process.pid]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    server.process.wait()
+    server.close()
 
 
-def test_printed_password_opens_the_admin(server: Server) -> None:
-    server.wait_until_ready()
-    address = server.fact("Address")
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server for the tests that do not end it; TERM ends it after them."""
+    lasting = Server(tmp_path_factory.mktemp("lasting"))
+    yield lasting
+    try:
+        lasting.process.terminate()
+        assert lasting.process.wait(60) == 0, lasting.output
+        assert lasting.pids() == {}
+    finally:
+        lasting.close()
+
+
+def test_printed_password_opens_the_admin(lasting: Server) -> None:
+    lasting.wait_until_ready()
+    address = lasting.fact("Address")
     cookies = CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
     browser.open(f"{address}login/").read()
     token = next(str(cookie.value) for cookie in cookies if cookie.name == "csrftoken")
     form = {
-        "username": server.fact("User"),
-        "password": server.fact("Password"),
+        "username": lasting.fact("User"),
+        "password": lasting.fact("Password"),
         "csrfmiddlewaretoken": token,
         "next": "/admin/",
     }
@@ -98,8 +115,14 @@ def test_printed_password_opens_the_admin(server: Server) -> None:
     assert style.status == 200
 
 
-def test_ctrl_c_ends_everything_with_status_0(server: Server) -> None:
+def test_taken_port_leads_to_the_next_one_and_ctrl_c_ends_everything_with_status_0(
+    lasting: Server, server: Server
+) -> None:
+    lasting.wait_until_ready()
     server.wait_until_ready()
+    assert server.fact("Address") != lasting.fact("Address")
+    # Each start has its own password.
+    assert server.fact("Password") != lasting.fact("Password")
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(60) == 0, server.output
     assert server.pids() == {}
@@ -111,19 +134,3 @@ def test_end_of_one_program_ends_the_other_with_status_1(server: Server, words: 
     os.kill(server.pid_of(words), signal.SIGKILL)
     assert server.process.wait(60) == 1, server.output
     assert server.pids() == {}
-
-
-def test_taken_port_leads_to_the_next_one(server: Server, tmp_path: Path) -> None:
-    server.wait_until_ready()
-    directory = tmp_path / "other"
-    directory.mkdir()
-    other = Server(directory)
-    try:
-        other.wait_until_ready()
-        assert other.fact("Address") != server.fact("Address")
-        # Each start has its own password.
-        assert other.fact("Password") != server.fact("Password")
-    finally:
-        other.process.terminate()
-        assert other.process.wait(60) == 0, other.output
-    assert other.pids() == {}

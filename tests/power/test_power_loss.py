@@ -154,7 +154,7 @@ def examine(recorded: Recorded, images: Images, count: int) -> Findings:
 def test_every_disk_that_a_power_cut_may_leave_has_all_that_was_acked(
     record: RecordLoad, images: Images
 ) -> None:
-    findings = examine(record("FULL", 12), images, 400)
+    findings = examine(record("FULL", 12), images, 260)
     print(findings)
     assert (findings.lost, findings.damaged) == ([], [])
     assert findings.logs["torn"], "no write was ever cut"
