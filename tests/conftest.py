@@ -70,10 +70,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for item in items
         if not ON_EVERY_PYTHON.search(item.nodeid)
-        and crc32(item.nodeid.encode()) % int(of) != int(number) - 1
+        and crc32(together(item).encode()) % int(of) != int(number) - 1
     }
     config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]
+
+
+def together(item: pytest.Item) -> str:
+    """Return what a test has in common with those that should run where it runs.
+
+    The tests of a group use one browser, one server or one run of mypy.
+    """
+    group = item.get_closest_marker("xdist_group")
+    return str(group.args[0]) if group else item.nodeid
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -112,20 +113,29 @@ def test_every_python_gets_its_share_of_the_shared_tests(checkout: Path) -> None
     assert shares == [f"share {number}/{n}" for number in range(1, n + 1)]
 
 
+def marked(group: str | None) -> Callable[[str], pytest.Mark | None]:
+    """Return what an item answers to the question for the mark of its group."""
+    mark = pytest.mark.xdist_group(group).mark if group else None
+    return lambda _name: mark
+
+
 def test_shares_together_are_every_test_and_only_shared_ones_are_dealt_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"tests/simulation/test_seeds.py::test_no_seed[{n}]" for n in range(40)]
     names += [f"tests/store/test_claim.py::test_one[postgresql-{n}]" for n in range(40)]
     alone = [f"tests/unit/test_conf.py::test_one[{n}]" for n in range(9)]
+    group = [f"tests/admin/test_journeys.py::test_one[{n}]" for n in range(9)]
     kept = []
     for share in ("1/2", "2/2"):
         monkeypatch.setenv(SHARE_VARIABLE, share)
-        items = [Mock(nodeid=name) for name in (*names, *alone)]
+        items = [Mock(nodeid=name, get_closest_marker=marked(None)) for name in (*names, *alone)]
+        items += [Mock(nodeid=name, get_closest_marker=marked("browser")) for name in group]
         pytest_collection_modifyitems(Mock(), items)
         kept.append({item.nodeid for item in items})
     assert kept[0] & kept[1] == set(alone)
-    assert kept[0] | kept[1] == {*names, *alone}
+    assert kept[0] | kept[1] == {*names, *alone, *group}
+    assert len(kept[0] & set(group)) in {0, len(group)}, "its one browser is started once"
     assert min(map(len, kept)) > len(alone) + 20
 
 
