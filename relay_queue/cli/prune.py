@@ -90,7 +90,7 @@ def _prune_the_rest(now: datetime) -> dict[str, int]:
     rest = {
         "workers": (store.prune_workers, settings.retain_workers_seconds),
         "minutes": (store.prune_minutes, settings.retain_minutes_seconds),
-        "bulk acts": (store.prune_bulk_acts, settings.retain_bulk_acts_seconds),
+        "bulk_acts": (store.prune_bulk_acts, settings.retain_bulk_acts_seconds),
     }
     deleted = {}
     for name, (verb, seconds) in rest.items():

@@ -331,3 +331,13 @@ class TestGet:
     def test_the_settings_cannot_be_changed_by_their_readers(self) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             conf.get().concurrency = 9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "bulk_acts"), [(None, None), (0, 86_400.0), (1e6, 1e6), (86_401.0, 86_401.0)]
+)
+def test_bulk_acts_are_kept_as_statistics_but_a_day_at_least(
+    settings: Any, minutes: float | None, bulk_acts: float | None
+) -> None:
+    settings.RELAY = {"RETAIN_MINUTES_SECONDS": minutes}
+    assert conf.get().retain_bulk_acts_seconds == bulk_acts

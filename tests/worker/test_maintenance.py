@@ -10,7 +10,7 @@ from django.db import OperationalError
 
 from relay_queue import clock as wall_clock
 from relay_queue import store
-from relay_queue.models import Job, QueueMinute, Worker
+from relay_queue.models import BulkAct, Job, QueueMinute, Worker
 from relay_queue.worker import maintenance
 from relay_queue.worker.maintenance import BREATH_SECONDS, INTERVAL_SECONDS, Maintenance
 from tests.store import actions
@@ -82,7 +82,7 @@ def test_finished_jobs_are_kept_as_long_as_the_settings_say(clock: Monotonic) ->
     actions.assert_counters_exact()
 
 
-def test_old_minutes_and_workers_go_too_and_the_young_stay(clock: Monotonic) -> None:
+def test_old_minutes_workers_and_bulk_acts_go_too_and_the_young_stay(clock: Monotonic) -> None:
     for days in (1, 30):
         with wall_clock.use(_ago(days)):
             worker_id = actions.register(incarnation=f"{days:032x}")
@@ -90,9 +90,12 @@ def test_old_minutes_and_workers_go_too_and_the_young_stay(clock: Monotonic) -> 
             minute = wall_clock.now().replace(second=0, microsecond=0)
             totals = {("default", minute): store.Totals(claimed=1)}
             actions.do(store.roll_up, worker_id, totals)
+            bulk = store.NewBulkAct(str(days), "cancel", None, "", "", "", "", 1, 1, "1", "ada")
+            actions.do(store.finish_bulk, actions.do(store.start_bulk, bulk))
     work_through(Maintenance(), clock)
     assert QueueMinute.objects.count() == 1
     assert [worker.incarnation for worker in Worker.objects.all()] == [f"{1:032x}"]
+    assert [bulk.nonce for bulk in BulkAct.objects.all()] == ["1"]
 
 
 def test_a_lot_is_deleted_in_bites_with_a_breath_between(
