@@ -52,10 +52,11 @@ ENDED_OF = """
     SELECT near.id FROM (
         SELECT id, worker_id, ended_at FROM relay_queue_lease
         WHERE id <= %s ORDER BY id DESC LIMIT %s) AS near
-    WHERE near.worker_id = %s AND near.ended_at IS NOT NULL ORDER BY near.id DESC LIMIT %s
+    WHERE near.worker_id = %s AND near.ended_at IS NOT NULL LIMIT %s
 """
 """Find the last ended leases of a worker among so many leases before one: no index has the worker,
-which would cost every lease two writes more."""
+which would cost every lease two writes more. The order of the inner rows is kept: only so can the walk
+stop at the last one wanted."""
 
 LOOKED_AT_FOR_WORKER: Final = 5_000
 AFTER_HEARTBEAT: Final = timedelta(minutes=1)

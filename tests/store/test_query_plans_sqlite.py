@@ -16,7 +16,8 @@ import pytest
 from django.db import connection
 
 from relay_queue import store
-from relay_queue.store import Settlement, inspect
+from relay_queue.models import Queue, Worker
+from relay_queue.store import Settlement, inspect, standing
 from tests.store.actions import (
     Wall,
     ack,
@@ -189,6 +190,13 @@ def _cancel(wall: Wall) -> None:
     do(store.cancel, [c.job_id for c in claim(3, "q2")])
 
 
+def _stand(wall: Wall) -> None:
+    assert standing.next_in_line("q2", 3)
+    worker = Worker.objects.earliest("id")
+    assert standing.last_ended(worker, 3)
+    standing.of_queue(Queue.objects.get(pk="q2"), wall.now)
+
+
 # For each: what runs it, how it begins, what else it contains, and the index that it should probe.
 # A scan of an index of open leases is fine: they are as many as there are slots.
 HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
@@ -252,6 +260,10 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
         ("'cancelled'",),
         "relay_lease_one_open|relay_lease_job",
     ),
+    "NEXT_OF": (_stand, "SELECT id FROM relay_queue_job", ("ORDER BY rank",), "relay_job_ready"),
+    "OLDEST_OF": (_stand, "SELECT min(n.available_at)", (), "relay_job_ready"),
+    "LAST_GRANTED_BY": (_stand, "WITH RECURSIVE half", (), ROWID),
+    "ENDED_OF": (_stand, "SELECT near.id", (), ROWID),
     "CANCEL": (_cancel, "UPDATE relay_queue_job", ("'cancelled'",), ROWID),
 }
 

@@ -204,3 +204,17 @@ def test_live_workers_are_those_that_have_not_stopped(wall: Wall) -> None:
     do(store.stop_workers, [stopped], "drained")
     (found,) = inspect.live_workers(but=mine)
     assert (found.worker_id, found.lock_device, found.lock_inode) == (other, 9, 8)
+
+
+def test_limit_that_is_not_named_stays() -> None:
+    do(store.set_limits, "mail", capacity=5, max_running=2)
+    do(store.set_limits, "mail", max_running=None)
+    assert do(store.hold_limits, "mail") == {"capacity": 5, "max_running": None}
+    do(store.set_limits, "mail", capacity=0)
+    assert do(store.hold_limits, "mail") == {"capacity": 0, "max_running": None}
+
+
+@pytest.mark.parametrize("limits", [{}, {"aging_seconds": 1}, {"capacity": 1, "name": 2}])
+def test_other_limits_than_there_are_cannot_be_set(limits: dict[str, int]) -> None:
+    with nothing_written(), pytest.raises(TypeError, match="name capacity or max_running"):
+        do(store.set_limits, "mail", **limits)
