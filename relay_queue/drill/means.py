@@ -23,6 +23,9 @@ class Means(ABC):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
+    has_connections = False
+    """Whether workers reach the database by connections that can be cut."""
+
     @abstractmethod
     def alter_argument(self, stored: str, other: str) -> None:
         """Let another text stand where ``stored`` is, in the payload of a job that nobody runs.
@@ -45,9 +48,9 @@ class Means(ABC):
         Returns whether that can be done on this system.
         """
 
-    def cut_connections(self) -> int | None:
-        """End the workers' connections, and say how many there were; None if they have none."""
-        return None
+    def cut_connections(self) -> int:
+        """End the workers' connections, where there are such, and say how many there were."""
+        return 0
 
 
 def means_for(directory: Path) -> Means:

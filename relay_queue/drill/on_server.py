@@ -50,6 +50,7 @@ class ServerMeans(Means):
     """Plain SQL, as anybody may send it who can connect."""
 
     fault_of_room = ""
+    has_connections = True
 
     def alter_argument(self, stored: str, other: str) -> None:
         """Update it."""
@@ -83,7 +84,7 @@ class ServerMeans(Means):
         self._arm(f"backend_start < '{now}'", "io_error")
         return True
 
-    def cut_connections(self) -> int | None:
+    def cut_connections(self) -> int:
         """Let the server end them."""
         return len(_run(CUT))
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.utils import ConnectionHandler
 
 from relay_queue.scratch import dependent
@@ -32,6 +32,12 @@ ROOM: Final = """
     SELECT current_setting('max_connections')::int - count(*) FROM pg_stat_activity
 """
 """Count the connections that nobody uses."""
+
+MISSING_SCHEMA: Final = """
+    SELECT trim(split_part(current_setting('search_path'), ',', 1), ' "')
+    WHERE current_schema() IS NULL
+"""
+"""Name the schema for the tables where the settings choose one that a new database does not have."""
 
 CUT_OFF: Final = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -82,11 +88,15 @@ class Server:
     @contextmanager
     def database(self, name: str) -> Iterator[None]:
         """Make an empty database for the length of a block; what is connected then is cut off."""
-        try:
-            self._create(name)
+        with ExitStack() as stack:
+            stack.callback(self.drop, name)
+            try:
+                self._create(name)
+            except Error:
+                stack.pop_all()  # it was not made: one of that name is somebody else's
+                raise
+            self._make_schema(name)
             yield
-        finally:
-            self.drop(name)
 
     def drop(self, name: str) -> None:
         """Drop a database if it is there, though processes of ours be still connected to it."""
@@ -94,19 +104,26 @@ class Server:
             cursor.execute(CUT_OFF, [name])
             cursor.execute(f"DROP DATABASE IF EXISTS {cursor.db.ops.quote_name(name)}")
 
+    def _make_schema(self, name: str) -> None:
+        with self._cursor(name) as cursor:
+            cursor.execute(MISSING_SCHEMA)
+            for (schema,) in cursor.fetchall():
+                cursor.execute(f"CREATE SCHEMA {cursor.db.ops.quote_name(schema)}")
+
     def _create(self, name: str) -> None:
         # Not from template1, which may hold tables of somebody and must have no other visitor.
         with self._cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {cursor.db.ops.quote_name(name)} TEMPLATE template0")
 
     @contextmanager
-    def _cursor(self) -> Iterator[Any]:
-        """Open a connection of its own, on which no transaction is open, for a short while.
+    def _cursor(self, name: str = "") -> Iterator[Any]:
+        """Open a connection to a database, by default the project's, for a short while.
 
         An order to leave waits for so long: it would cancel what makes or drops a database.
         """
         options = {"connect_timeout": CONNECT_SECONDS, **self.entry["OPTIONS"]}
-        handler = ConnectionHandler({DEFAULT_DB_ALIAS: {**self.entry, "OPTIONS": options}})
+        entry = {**self.entry, "NAME": name or self.entry["NAME"], "OPTIONS": options}
+        handler = ConnectionHandler({DEFAULT_DB_ALIAS: entry})
         connection = handler[DEFAULT_DB_ALIAS]
         with dependent.undisturbed():
             try:
