@@ -280,6 +280,16 @@ def test_owners_and_operators_that_meet_on_the_same_jobs_do_not_deadlock(engine:
     assert_counters_exact()
 
 
+def test_whoever_stands_alone_waits_for_those_who_hold_leases(other: Other) -> None:
+    enqueue()
+    held = claim(1)[0]
+    with store.transaction() as tx:
+        store.renew(tx, [(held.lease_id, held.token, 60.0)])
+        alone = other.starts(lambda: do(store.stand_alone))
+        assert waits(alone)
+    alone.result(10)
+
+
 # --- what an error means -------------------------------------------------------------------------
 
 
