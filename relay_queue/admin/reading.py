@@ -71,6 +71,8 @@ class ReadingAdmin(ModelAdmin):
             "all": ["relay_queue/tokens.css", "relay_queue/lists.css"]
         }
 
+    object_history_template = "admin/relay_queue/history.html"
+
     linked: ClassVar[frozenset[str]] = frozenset()
     """Conditions that no filter of the list has, and that links of other pages to it have."""
 

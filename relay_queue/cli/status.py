@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from typing import Any, Final
 
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
@@ -32,6 +32,8 @@ HEADINGS = {
     State.CANCELLED: "cancel",
 }
 
+
+MOST_NAME_CHARS: Final = 24
 
 _ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
 
@@ -88,7 +90,10 @@ def _until(due: Any, status: Status) -> str:
 
 
 def _show_queues(queues: list[QueueStatus], out: Output) -> None:
-    rows = [[queue.name, *(queue.counts.get(state, 0) for state in HEADINGS)] for queue in queues]
+    rows = [
+        [_short(queue.name), *(queue.counts.get(state, 0) for state in HEADINGS)]
+        for queue in queues
+    ]
     if len(queues) > 1:
         sums = [sum(queue.counts.get(state, 0) for queue in queues) for state in HEADINGS]
         rows.append(["(all)", *sums])
@@ -98,7 +103,7 @@ def _show_queues(queues: list[QueueStatus], out: Output) -> None:
         ["queue", "oldest wait", "unfinished", "running", "aging", "claims"],
         [
             [
-                queue.name,
+                _short(queue.name),
                 durations.show(queue.oldest_wait_seconds),
                 _use(queue.unfinished, queue.capacity),
                 _use(queue.counts.get(State.RUNNING, 0), queue.max_running),
@@ -125,8 +130,8 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
         ["worker", "host", "pid", "slots", "held", "heartbeat", "state"],
         [
             [
-                worker.row.name,
-                worker.row.host,
+                _short(worker.row.name),
+                _short(worker.row.host),
                 str(worker.row.pid),
                 worker.row.concurrency,
                 worker.open_leases,
@@ -136,6 +141,11 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
             for worker in workers
         ],
     )
+
+
+def _short(name: str) -> str:
+    """Return a name that leaves room for the numbers beside it; ``--json`` has the whole of it."""
+    return name if len(name) <= MOST_NAME_CHARS else f"{name[:14]}…{name[-9:]}"
 
 
 def _worker_state(worker: WorkerStatus) -> str:

@@ -106,6 +106,43 @@ def test_axe_finds_nothing_grave_on_any_page(page: Any, busy: None) -> None:
     assert not found, "\n".join(found)
 
 
+WIDER = """
+[...document.querySelectorAll("#content *, .breadcrumbs")].filter(one => {
+    if (one.getBoundingClientRect().right <= document.documentElement.clientWidth + 1) return false;
+    for (let up = one.parentElement; up; up = up.parentElement)
+        if (getComputedStyle(up).overflowX !== "visible") return false;
+    return true;
+}).map(one => `${one.tagName}.${one.className}`)
+"""
+"""What sticks out of the page, and out of no part of it that scrolls by itself."""
+
+
+def test_names_of_any_length_widen_no_page_of_a_phone(page: Any) -> None:
+    name = "n" * 100
+    worker_id = actions.register(name=name, host="h" * 200, queues=[name])
+    actions.enqueue_each(3, queue=name, task=f"a.{name}", idempotency_key=None)
+    held = actions.claim_one(name, worker_id=worker_id)
+    actions.nack(held, fatal=True, error="e" * 200, message="m" * 400)
+    actions.claim_one(name, worker_id=worker_id)
+    page.set_viewport_size({"width": 390, "height": 800})
+    wide = {}
+    for address in (
+        "dashboard/",
+        f"job/?queue={name}",
+        f"job/{held.job_id}/change/",
+        "lease/",
+        f"queue/{name}/change/",
+        f"queue/{name}/limits/",
+        "worker/",
+        f"worker/{worker_id}/change/",
+        f"worker/{worker_id}/history/",
+    ):
+        page.goto(CONSOLE + address)
+        page.evaluate(UNFOLD)
+        wide[address] = page.evaluate(WIDER)
+    assert {address: found for address, found in wide.items() if found} == {}
+
+
 def test_axe_finds_nothing_grave_where_an_act_is_confirmed(page: Any, busy: None) -> None:
     page.goto(f"{CONSOLE}job/{Job.objects.get(state='running').pk}/change/")
     page.get_by_role("button", name="Release lease").click()

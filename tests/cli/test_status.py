@@ -124,3 +124,14 @@ def test_worker_that_has_ended_is_said_once_to_have(relay: Relay, reason: str, s
     actions.do(actions.store.stop_workers, [worker_id], reason)
     (line,) = [line for line in relay("status").text.splitlines() if line.startswith("alpha")]
     assert line.endswith(f"ago  {shown}")
+
+
+def test_long_names_leave_room_for_the_numbers_and_are_whole_for_programs(relay: Relay) -> None:
+    long = f"{'a' * 50}{'b' * 50}"
+    actions.enqueue(queue=long)
+    actions.register(name=long, host=long)
+    text = relay("status").text
+    assert "aaaaaaaaaaaaaa…bbbbbbbbb" in text
+    assert max(map(len, text.splitlines())) <= 100
+    data = relay("status", "--json").data
+    assert (data["queues"][0]["name"], data["workers"][0]["host"]) == (long, long)
