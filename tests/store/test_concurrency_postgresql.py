@@ -387,6 +387,7 @@ def deadlock(other: Other) -> Iterator[tuple[Callable[[store.Transaction], Any],
 
     def rival() -> None:
         with store.transaction() as tx:
+            tx.execute("SET LOCAL deadlock_timeout = '30s'")
             store.enqueue(tx, job(queue="b"))
             b_is_taken.set()
             assert a_is_wanted.wait(10)
