@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
 from django.core.management import call_command
-from django.db import connection
+from django.db import Error, connection
 
 from relay_queue import clock
 from relay_queue.bench import scratch
@@ -58,20 +58,18 @@ def scratch_database() -> Iterator[str]:
 
     Raises `BenchError` if the server would not keep its commits, or lets us make no database.
     """
-    server, name = Server(entry()), f"{PREFIX}{uuid4().hex[:12]}"
-    role, may = server.right_to_create()
-    if not may:
-        raise BenchError(
-            f'no scratch database: the role needs CREATEDB: ALTER ROLE "{role}" CREATEDB'
-        )
-    with server.database(name):
-        switch(name)
+    name = f"{PREFIX}{uuid4().hex[:12]}"
+    with ExitStack() as stack:
         try:
-            call_command("migrate", verbosity=0)
-            _require_durable()
-            yield name
-        finally:
-            connection.close()
+            stack.enter_context(Server(entry()).database(name))
+        except Error as error:
+            hint = "The role needs CREATEDB: ALTER ROLE … CREATEDB."
+            raise BenchError(f"no scratch database: {error}. {hint}") from error
+        stack.callback(connection.close)
+        switch(name)
+        call_command("migrate", verbosity=0)
+        _require_durable()
+        yield name
 
 
 def switch(name: str) -> None:

@@ -9,24 +9,38 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import django
+from django.db import Error
 
 from relay_queue.scratch import dependent
+
+if TYPE_CHECKING:
+    from relay_queue.drill.result import Result
 
 
 def main(row: str) -> None:
     """Execute the row and write what came of it."""
     dependent.leave_with_parent()
     django.setup()
-    from relay_queue.drill import rows, settings
-
-    with _database():
-        result = rows.play(row, Path(os.environ[settings.VARIABLE]))
+    result = _play(row)
     sys.stdout.write(json.dumps(result.as_data()) + "\n")
     sys.stdout.flush()
+
+
+def _play(row: str) -> Result:
+    from relay_queue.drill import rows, settings
+    from relay_queue.drill.result import Result
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_database())
+        except Error as error:
+            return Result(row, fault=f"no scratch database: {' '.join(str(error).split())}")
+        return rows.play(row, Path(os.environ[settings.VARIABLE]))
 
 
 def _database() -> AbstractContextManager[None]:

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from relay_queue.drill import crew
 from relay_queue.drill.promises import PROMISES
+from relay_queue.scratch.server import Server
 from tests import postgresql
 from tests.conftest import ROOT, processes_with, wait_until
 from tests.process.terminal import COLUMNS, on_a_terminal, widest
@@ -239,6 +241,19 @@ def test_every_row_that_applies_can_differ_on_postgresql(on_server: OnServer) ->
     verdicts = {name: row["verdict"] for name, row in drill.rows().items()}
     assert verdicts == dict.fromkeys(PROMISES, "differs") | {"F13": "not applicable"}
     drill.assert_nothing_left()
+
+
+def test_a_row_that_gets_no_database_says_what_the_server_said(
+    on_server: OnServer, tmp_path: Path, django_db_blocker: Any
+) -> None:
+    on_server.say("ALTER ROLE {role} NOCREATEDB")
+    server = Server(
+        {**on_server.server.settings("postgres"), "USER": on_server.role, "OPTIONS": {}}
+    )
+    with django_db_blocker.unblock():
+        (result,) = crew.play(["F1"], crew.Site(tmp_path, server, "relay_drill_x"))
+    assert result.verdict == "differs"
+    assert result.fault == "no scratch database: permission denied to create database"
 
 
 # -- what differs
