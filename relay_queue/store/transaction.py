@@ -54,10 +54,13 @@ class Transaction:
     Every verb of the store takes one. Verbs that share a transaction commit together or not at all.
     """
 
-    def __init__(self, connection: BaseDatabaseWrapper, dialect: Dialect, waited: float) -> None:
+    def __init__(
+        self, connection: BaseDatabaseWrapper, dialect: Dialect, waited: float, *, joined: bool
+    ) -> None:
         self.connection = connection
         self.dialect = dialect
         self.waited_seconds = waited
+        self.joined = joined
         self.now: datetime = dialect.now(connection)
         self.now_db: Any = dialect.to_db(self.now)
         # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
@@ -96,12 +99,16 @@ class Transaction:
 
     def execute(self, statement: str, params: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it touched."""
-        self._run(statement, params)
+        self._run(self._cursor.execute, statement, params)
         return int(self._cursor.rowcount)
+
+    def post(self, statement: str, params: Sequence[Any] = ()) -> None:
+        """Run a statement of which nobody wants an answer; see `Dialect.post`."""
+        self._run(self._post, statement, params)
 
     def fetch(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement and return all its rows."""
-        rows: list[tuple[Any, ...]] = self._run(statement, params, self._fetch_all)
+        rows: list[tuple[Any, ...]] = self._run(self._fetch, statement, params)
         return rows
 
     def insert_many(
@@ -120,20 +127,25 @@ class Transaction:
         self._counts[queue, from_state] -= n
         self._counts[queue, to_state] += n
 
-    def _run(
-        self, statement: str, params: Sequence[Any], fetch: Callable[[], Any] = lambda: None
-    ) -> Any:
+    def _run(self, act: Callable[[str, Sequence[Any]], Any], statement: str, params: Any) -> Any:
         if self.connection.needs_rollback:
             self.connection.validate_no_broken_transaction()
         try:
-            self._cursor.execute(self._sql(statement), params)
-            return fetch()
+            return act(self._sql(statement), params)
         except Exception:
             # Entered only now: around each statement it would cost a tenth of the statement.
             with self.connection.wrap_database_errors:
                 raise
 
-    def _fetch_all(self) -> list[tuple[Any, ...]]:
+    def _post(self, sql: str, params: Sequence[Any]) -> None:
+        # In somebody else's transaction, the next statement or the commit may be somebody else's.
+        if self.joined:
+            self._cursor.execute(sql, params)
+        else:
+            self.dialect.post(self._cursor, sql, params)
+
+    def _fetch(self, sql: str, params: Sequence[Any]) -> Any:
+        self._cursor.execute(sql, params)
         # Some drivers will not be asked for the rows of a statement that has none.
         return self._cursor.fetchall() if self._cursor.description else []
 
@@ -141,15 +153,19 @@ class Transaction:
         """Return how many jobs this transaction has added to a state and not yet written."""
         return self._counts[queue, state]
 
-    def flush(self) -> None:
-        """Write the pending counter changes. In sorted order, so that no two writers deadlock."""
+    def flush(self, *, last: bool = False) -> None:
+        """Write the pending counter changes. In sorted order, so that no two writers deadlock.
+
+        ``last``: nothing but the commit comes behind, and they may travel with it.
+        """
         changes = sorted((q, s, n) for (q, s), n in self._counts.items() if n)
         self._counts.clear()
         if changes:
             params = [value for change in changes for value in change]
             statement = ADD_TO_COUNTS.format(shard=self.dialect.shard)
             sql = _with_rows(self.dialect, statement, COUNT_CASTS, len(changes))
-            self.execute(sql, self.dialect.bind(params, COUNT_CASTS))
+            write = self.post if last else self.execute
+            write(sql, self.dialect.bind(params, COUNT_CASTS))
 
     def close(self) -> None:
         """Give the cursor back."""
@@ -175,13 +191,14 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
         connection = connections[conf.get().database]
         dialect = dialect_for(connection)
         self._block: AbstractContextManager[Any]
-        if connection.in_atomic_block or not connection.get_autocommit():
+        joined = connection.in_atomic_block or not connection.get_autocommit()
+        if joined:
             self._block = django_transaction.atomic(using=connection.alias)
         else:
             self._block = dialect.outermost(connection, self.wait_seconds, first=self.first)
         waited = self._block.__enter__() or 0.0
         try:
-            self._tx = Transaction(connection, dialect, waited)
+            self._tx = Transaction(connection, dialect, waited, joined=joined)
         except BaseException:
             self._block.__exit__(*sys.exc_info())
             raise
@@ -190,7 +207,7 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
     def __exit__(self, *exc_info: Any) -> None:
         try:
             if exc_info[0] is None:
-                self._tx.flush()
+                self._tx.flush(last=True)
         except BaseException:
             exc_info = sys.exc_info()
             raise

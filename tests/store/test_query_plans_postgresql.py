@@ -7,13 +7,14 @@ statistics.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 
 from relay_queue import store
 from relay_queue.store import Settlement, inspect
-from relay_queue.store.dialects.postgresql import _Cursor
+from relay_queue.store.dialects.prepared import PreparedCursor
 from tests.store.actions import (
     Wall,
     after,
@@ -108,16 +109,16 @@ def test_no_hot_statement_reads_a_table_from_end_to_end(
     crowded: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: dict[str, str] = {}
-    execute = _Cursor.execute
+    execute = PreparedCursor.execute
 
-    def explained(self: _Cursor, query: str, params: object = None, **options: object) -> object:
+    def explained(self: PreparedCursor, query: str, params: Sequence[object] = ()) -> None:
         words = query.split()
         if words[0] in ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH"):
             execute(self, f"EXPLAIN {query}", params)
             plans[" ".join(words)] = "\n".join(row[0] for row in self.fetchall())
-        return execute(self, query, params, **options)
+        execute(self, query, params)
 
-    monkeypatch.setattr(_Cursor, "execute", explained)
+    monkeypatch.setattr(PreparedCursor, "execute", explained)
     live(crowded)
     assert len(plans) > 20
     walks = {query: plan for query, plan in plans.items() if WALK.search(plan)}

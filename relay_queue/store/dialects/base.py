@@ -28,6 +28,9 @@ class Dialect(ABC):
     lock_rows: str
     """The clause that locks rows that others may change meanwhile; empty as above."""
 
+    chains_writes: bool
+    """Whether one statement may change two tables, the second by what the first has changed."""
+
     shard: str
     """The expression for the shard of `QueueCount` that a transaction writes."""
 
@@ -59,6 +62,13 @@ class Dialect(ABC):
     @abstractmethod
     def cursor(self, connection: BaseDatabaseWrapper) -> Any:
         """Open the cursor that costs this driver least; see `sql`."""
+
+    def post(self, cursor: Any, statement: str, params: Sequence[Any]) -> None:
+        """Run a statement of which nobody wants an answer, or let it wait for the one behind it.
+
+        Only where this transaction's next statement, or its commit, goes through such a cursor.
+        """
+        cursor.execute(statement, params)
 
     @abstractmethod
     def rows(self, count: int, casts: tuple[str, ...]) -> str:

@@ -9,13 +9,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
-from psycopg.adapt import AdaptersMap
-from psycopg.types.numeric import Int8Dumper
 
 from relay_queue import clock
 from relay_queue.store.dialects.base import Dialect, Trouble
+from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -38,10 +36,28 @@ READ_CLOCK = "SELECT clock_timestamp()"
 BOUND_WAITS = f"{READ_CLOCK}, set_config('lock_timeout', %s, true)"
 """The same, and bound every wait for a lock in this transaction."""
 
-BEGIN_AS_WORKER = f"""{BOUND_WAITS},
-    set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
-"""
-"""The same for a worker's own: a plan that was made while a table was small must not outlive it."""
+_FIXED_PLANS = {
+    "plan_cache_mode": "force_generic_plan",
+    **dict.fromkeys(
+        (
+            "enable_seqscan",
+            "enable_bitmapscan",
+            "enable_sort",
+            "enable_hashjoin",
+            "enable_mergejoin",
+        ),
+        "off",
+    ),
+    "jit": "off",
+}
+BEGIN_AS_WORKER = ", ".join(
+    [
+        BOUND_WAITS,
+        *(f"set_config('{name}', '{value}', true)" for name, value in _FIXED_PLANS.items()),
+    ]
+)
+"""The same for a worker's own. Its statements look up rows by index, in the index's order, and are
+planned once: a plan that was made while a table was small must not outlive it."""
 
 
 UNTUNED = """
@@ -83,6 +99,7 @@ class PostgreSQLDialect(Dialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     has_sessions = True
     lock_rows = " FOR UPDATE"
+    chains_writes = True
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
 
@@ -118,6 +135,13 @@ class PostgreSQLDialect(Dialect):
         connection.ensure_connection()
         return _cursor(connection)
 
+    def post(self, cursor: Any, statement: str, params: Sequence[Any]) -> None:
+        """Send it with whatever comes next: each exchange that is spared is a wait less."""
+        if isinstance(cursor, PreparedCursor):
+            cursor.post(statement, params)
+        else:  # Django's, which somebody watches
+            cursor.execute(statement, params)
+
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
         """Return a table of arrays: one statement for any number of rows."""
         return _unnest(casts)
@@ -129,16 +153,11 @@ class PostgreSQLDialect(Dialect):
     def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
         """Return one array a column."""
         width = len(casts)
-        columns: list[Any] = [params[column::width] for column in range(width)]
-        for place, cast in enumerate(casts):
-            if cast == "text":
-                # The driver refuses a list in which some are members of an enumeration.
-                columns[place] = [v if v is None else str(v) for v in columns[place]]
-        return columns
+        return [array(params[place::width], cast) for place, cast in enumerate(casts)]
 
     def sql(self, statement: str) -> str:
-        """Return the statement as it is."""
-        return statement
+        """Number the placeholders, as the server does."""
+        return numbered(statement)
 
     def insert_many(
         self, cursor: Any, statement: str, rows: Iterable[Sequence[Any]], count: int
@@ -147,13 +166,10 @@ class PostgreSQLDialect(Dialect):
         if not count:
             return []
         returning = f"{statement} RETURNING id"
-        if not isinstance(cursor, _Cursor):  # Django's, which somebody watches
-            return [_only_id(cursor.execute(returning, row) or cursor) for row in rows]
-        cursor.executemany(returning, rows, returning=True)
-        ids = [_only_id(cursor)]
-        while cursor.nextset():
-            ids.append(_only_id(cursor))
-        return ids
+        if isinstance(cursor, PreparedCursor):
+            return [_only_id(row) for row in cursor.execute_each(returning, rows)]
+        # Django's, which somebody watches
+        return [_only_id((cursor.execute(returning, row) or cursor).fetchone()) for row in rows]
 
     def diagnose(self, error: Exception) -> Trouble:
         """Read the SQLSTATE. A lost connection undoes what was not being committed."""
@@ -185,45 +201,6 @@ class PostgreSQLDialect(Dialect):
             cursor.execute("SELECT set_config('lock_timeout', %s, false)", [_timeout(seconds)])
 
 
-class _BigIntDumper(Int8Dumper):
-    """Sends every integer as bigint: else each size of number would prepare a statement anew."""
-
-
-# The driver's own, for all cursors here: Django's loader of times, for one, is written in Python.
-_ADAPTERS: Final = AdaptersMap(psycopg.adapters)
-_ADAPTERS.register_dumper(int, _BigIntDumper)
-
-
-class _Cursor(psycopg.Cursor[Any]):
-    """The driver's own cursor, with values bound by the server."""
-
-    def __init__(self, connection: psycopg.Connection[Any], *, prepared: bool) -> None:
-        super().__init__(connection)
-        self._adapters = _ADAPTERS
-        self._prepares = prepared
-
-    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        """Run a statement, prepared unless a pooler stands in between."""
-        with self._preparing():
-            return super().execute(query, params)
-
-    def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
-        """Run a statement for each row of values, prepared likewise."""
-        with self._preparing():
-            super().executemany(query, params_seq, **options)
-
-    @contextmanager
-    def _preparing(self) -> Iterator[None]:
-        # Django turns this off for the connection, and its own cursors keep to that.
-        connection = self.connection
-        before = connection.prepare_threshold
-        connection.prepare_threshold = 0 if self._prepares else None
-        try:
-            yield
-        finally:
-            connection.prepare_threshold = before
-
-
 # What a lost connection, a server that is shutting down and one that starts have in common: the
 # transaction is gone, and a new connection is needed. Whether its COMMIT had been sent is known where
 # it is sent, not here.
@@ -253,13 +230,12 @@ def _unnest(casts: tuple[str, ...]) -> str:
     return f"SELECT * FROM unnest({', '.join(f'%s::{cast}[]' for cast in casts)})"
 
 
-def _cursor(connection: BaseDatabaseWrapper) -> _Cursor:
+def _cursor(connection: BaseDatabaseWrapper) -> PreparedCursor:
     pooled = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-    return _Cursor(connection.connection, prepared=not pooled)
+    return PreparedCursor(connection.connection, pooled=bool(pooled))
 
 
-def _only_id(cursor: Any) -> int | None:
-    row = cursor.fetchone()
+def _only_id(row: tuple[Any, ...] | None) -> int | None:
     return None if row is None else int(row[0])
 
 
@@ -283,12 +259,20 @@ def _outermost(
     block = _begin(connection, wait_seconds, first=first)
     try:
         yield 0.0
+        if not connection.needs_rollback:
+            _commit(connection)
     except BaseException:
-        if not block.__exit__(*sys.exc_info()):
-            raise
-        return
+        _cursor(connection).forget()
+        block.__exit__(*sys.exc_info())
+        raise
+    block.__exit__(None, None, None)
+
+
+def _commit(connection: BaseDatabaseWrapper) -> None:
+    """Commit, and send along what was posted; Django finds its transaction committed."""
     try:
-        block.__exit__(None, None, None)
+        with connection.wrap_database_errors:
+            _cursor(connection).execute("COMMIT")
     except DatabaseError as error:
         state = getattr(error.__cause__, "sqlstate", None)
         if state is None or state[:2] in _LOST:
@@ -318,11 +302,14 @@ def _begin(
 
 
 def _open(connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool) -> None:
-    with connection.wrap_database_errors, _cursor(connection) as cursor:
+    with connection.wrap_database_errors:
+        cursor = _cursor(connection)
+        cursor.forget()
         if wait_seconds is None:
             cursor.execute(READ_CLOCK)
         else:
-            cursor.execute(BEGIN_AS_WORKER if first else BOUND_WAITS, [_timeout(wait_seconds)])
+            statement = numbered(BEGIN_AS_WORKER if first else BOUND_WAITS)
+            cursor.execute(statement, [_timeout(wait_seconds)])
         row = cursor.fetchone()
     assert row is not None, "a statement without FROM has one row"
     connection.__dict__["relay_opened_at"] = row[0]

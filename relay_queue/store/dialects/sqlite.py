@@ -25,6 +25,7 @@ class SQLiteDialect(Dialect):
     skip_locked = ""
     has_sessions = False
     lock_rows = ""
+    chains_writes = False
     shard = "0"
     freeze_counts = ""
 
