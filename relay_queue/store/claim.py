@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache, partial
 from typing import Any
 
 from relay_queue import payload as payload_codec
@@ -16,41 +17,64 @@ from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction, transaction
 
+PICKED = f"id, losses >= {SUSPECT_LOSSES}"
+"""What tells whether a job is to be taken; it can be read even of a row that was altered."""
+
+TERMS = """, queue, backend, task, payload, checksum, idempotency_key, priority, attempt + 1,
+    attempt_base + max_attempts - attempt - 1, lease_seconds, timeout_seconds,
+    CAST(created_at AS text), CAST(available_at AS text)"""
+"""What else its owner must know, as it will be once an attempt is charged."""
+
 PICK = """
-    SELECT id, losses >= {suspect} FROM relay_queue_job
+    SELECT {columns} FROM relay_queue_job
     WHERE queue = %s AND state = 'ready'{only}
     ORDER BY rank, id LIMIT %s{lock}
 """
 """Find the first ready jobs of one queue: a probe of the ready index."""
 
-START = f"""
+READ_READY = f"SELECT {PICKED}{TERMS} FROM relay_queue_job WHERE id = %s AND state = 'ready'"
+"""Read one job that was picked."""
+
+START = """
     UPDATE relay_queue_job
     SET state = 'running', attempt = attempt + 1, started_at = COALESCE(started_at, %s)
-    WHERE id IN ({{ids}}) AND state = 'ready'
-    RETURNING id, queue, backend, task, payload, checksum, idempotency_key, priority, attempt,
-              attempt_base + max_attempts - attempt, losses >= {SUSPECT_LOSSES}, lease_seconds, timeout_seconds,
-              CAST(created_at AS text), CAST(available_at AS text)
+    WHERE id IN ({ids}) AND state = 'ready'
+    RETURNING id
 """
 """Move picked jobs to running and charge an attempt."""
 
 GRANT = """
-    WITH granted (job_id, attempt, token, expires_at) AS ({rows})
     INSERT INTO relay_queue_lease
         (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
          refused_verb, refused_reason)
     SELECT job_id, attempt, token, expires_at, CAST(%s AS bigint), %s, '', '', '', ''
     FROM granted WHERE job_id IS NOT NULL
-    RETURNING id, job_id
+    RETURNING job_id, id
 """
 """Open a lease for each started job."""
 
-CONDEMN = """
-    UPDATE relay_queue_job
-    SET state = 'dead', attempt = attempt - 1, finished_at = %s, last_error = %s,
-        started_at = CASE WHEN attempt = 1 THEN NULL ELSE started_at END
-    WHERE id IN ({ids}) AND state = 'running'
+GRANT_ROWS = f"WITH granted (job_id, attempt, token, expires_at) AS ({{rows}}) {GRANT}"
+
+START_AND_GRANT = f"""
+    WITH picked (job_id, attempt, token, expires_at) AS ({{rows}}),
+    started AS (
+        UPDATE relay_queue_job
+        SET state = 'running', attempt = picked.attempt, started_at = COALESCE(started_at, %s)
+        FROM picked
+        WHERE relay_queue_job.id = ANY(ARRAY(SELECT job_id FROM picked))
+          AND relay_queue_job.id = picked.job_id AND relay_queue_job.state || '' = 'ready'
+        RETURNING relay_queue_job.id),
+    granted AS (SELECT picked.* FROM picked JOIN started ON started.id = picked.job_id)
+    {GRANT}
 """
-"""Take altered jobs back from running: no function may see them, no attempt was used."""
+"""Both in one statement; see `settle.END_AND_SUCCEED` for the array. The state is asked for in a way that
+no index answers: the one of ready jobs would be walked over instead."""
+
+CONDEMN = """
+    UPDATE relay_queue_job SET state = 'dead', finished_at = %s, last_error = %s
+    WHERE id IN ({ids}) AND state = 'ready'
+"""
+"""Take altered jobs out: no function may see them, no attempt is used."""
 
 HOLD_LIMITED = """
     SELECT name FROM relay_queue_queue
@@ -84,7 +108,7 @@ TOKEN_BYTES = 16
 """Random bytes in a token: nobody guesses 128 bits."""
 
 LEASE_SECONDS = 11
-"""The place of ``lease_seconds`` in a row of ``START``."""
+"""The place of ``lease_seconds`` in a pick."""
 
 ALTERED = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
 
@@ -114,11 +138,12 @@ def claim(
     claimable = _claimable(tx, queues, limit)
     # A queue's fair share first; more only if the others leave places.
     share = -(-limit // max(1, len(claimable)))
-    hands = [_Hand(_picks(tx, queue, share, room, backends), room) for queue, room in claimable]
+    probe = partial(_probe, tx, PICKED if careful else PICKED + TERMS)
+    hands = [_Hand(_picks(probe, queue, share, room, backends), room) for queue, room in claimable]
     dealt = _deal(hands, limit, suspects)
     if careful:
-        return [c for job_id in dealt for c in _take_alone(tx, job_id, worker_id, lease_seconds)]
-    return _take(tx, dealt, worker_id, lease_seconds) if dealt else []
+        return [c for pick in dealt for c in _take_alone(tx, pick[0], worker_id, lease_seconds)]
+    return _take(tx, dealt, worker_id, lease_seconds)
 
 
 def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]:
@@ -136,8 +161,11 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
     return {row[0] for row in tx.rows(RENEW, RENEW_CASTS, params, tx.now_db, tx.now_db)}
 
 
-_Pick = tuple[int, bool]
-"""A job's id, and whether it is a suspect."""
+_Pick = tuple[Any, ...]
+"""The row of a picked job: its id, whether it is a suspect, and unless careful its terms."""
+
+_Probe = Callable[[str, Sequence[Any]], list[_Pick]]
+"""Finds the first ready jobs of a queue that fulfil a condition."""
 
 
 def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple[str, int]]:
@@ -158,7 +186,7 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
 
 
 def _picks(
-    tx: Transaction, queue: str, share: int, room: int, backends: Sequence[str] | None
+    probe: _Probe, queue: str, share: int, room: int, backends: Sequence[str] | None
 ) -> Iterator[_Pick]:
     """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
     only, params = "", [queue]
@@ -172,7 +200,7 @@ def _picks(
     for where, wanted in ((only, min(share, room)), (only, room), (innocent, 2 * room)):
         if wanted <= len(seen):
             continue
-        found = _probe(tx, where, params, wanted)
+        found = probe(where, [*params, wanted])
         for pick in found:
             if pick[0] not in seen:
                 seen.add(pick[0])
@@ -181,9 +209,13 @@ def _picks(
             return
 
 
-def _probe(tx: Transaction, only: str, params: Sequence[Any], limit: int) -> list[_Pick]:
-    statement = PICK.format(only=only, suspect=SUSPECT_LOSSES, lock=tx.dialect.skip_locked)
-    return [(job_id, bool(suspect)) for job_id, suspect in tx.fetch(statement, [*params, limit])]
+def _probe(tx: Transaction, columns: str, only: str, params: Sequence[Any]) -> list[_Pick]:
+    return tx.fetch(_pick(columns, only, tx.dialect.skip_locked), params)
+
+
+@lru_cache(maxsize=64)
+def _pick(columns: str, only: str, lock: str) -> str:
+    return PICK.format(columns=columns, only=only, lock=lock)
 
 
 @dataclass(slots=True)
@@ -193,27 +225,27 @@ class _Hand:
     picks: Iterator[_Pick]
     room: int
 
-    def next_id(self, suspects_allowed: int) -> tuple[int, bool] | None:
-        """Return the next job and whether it is a suspect, or None when there is none to give."""
+    def next_pick(self, suspects_allowed: int) -> _Pick | None:
+        """Return the next job, or None when there is none to give."""
         if self.room < 1:
             return None
-        for job_id, suspect in self.picks:
-            if not suspect or suspects_allowed > 0:
+        for pick in self.picks:
+            if not pick[1] or suspects_allowed > 0:
                 self.room -= 1
-                return job_id, suspect
+                return pick
         return None
 
 
-def _deal(hands: list[_Hand], limit: int, suspects: int) -> list[int]:
-    """Deal places one at a time round the ring of queues; return the job ids in that order."""
-    dealt: list[int] = []
+def _deal(hands: list[_Hand], limit: int, suspects: int) -> list[_Pick]:
+    """Deal places one at a time round the ring of queues; return the picks in that order."""
+    dealt: list[_Pick] = []
     while hands and len(dealt) < limit:
         for hand in list(hands):
-            given = hand.next_id(suspects)
+            given = hand.next_pick(suspects)
             if given is None:
                 hands.remove(hand)
                 continue
-            dealt.append(given[0])
+            dealt.append(given)
             suspects -= given[1]
             if len(dealt) == limit:
                 break
@@ -221,13 +253,20 @@ def _deal(hands: list[_Hand], limit: int, suspects: int) -> list[int]:
 
 
 def _take(
-    tx: Transaction, job_ids: list[int], worker_id: int | None, lease_seconds: float | None
+    tx: Transaction, picks: list[_Pick], worker_id: int | None, lease_seconds: float | None
 ) -> list[Claim]:
-    """Start jobs and grant their leases; the answers are in the order of the ids."""
-    sound = _condemn_altered(tx, _start(tx, job_ids))
-    order = {job_id: place for place, job_id in enumerate(job_ids)}
-    sound.sort(key=lambda row: order[row[0]])
-    return _grant(tx, sound, worker_id, lease_seconds)
+    """Start jobs and grant their leases; the answers are in the order of the picks."""
+    sound = _condemn_altered(tx, picks)
+    if not sound:
+        return []
+    claims, params = _prepare(tx, sound, lease_seconds)
+    lease_ids = _start(tx, params, worker_id)
+    claims = [claimed for claimed in claims if claimed.job_id in lease_ids]
+    for claimed in claims:
+        claimed.lease_id = lease_ids[claimed.job_id]
+    for queue, n in Counter(claimed.queue for claimed in claims).items():
+        tx.move(queue, State.READY, State.RUNNING, n)
+    return claims
 
 
 def _take_alone(
@@ -236,73 +275,74 @@ def _take_alone(
     """Take one job in a savepoint; one whose row cannot be read goes dead instead."""
     try:
         with transaction() as savepoint:
-            return _take(savepoint, [job_id], worker_id, lease_seconds)
+            picks = savepoint.fetch(READ_READY, [job_id])
+            return _take(savepoint, picks, worker_id, lease_seconds)
     except UNREADABLE as error:
         reraise_unless_data(tx, error)
         condemn(tx, job_id, error)
         return []
 
 
-def _start(tx: Transaction, job_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-    rows = tx.ids(START, job_ids, tx.now_db)
-    for queue, n in Counter(row[1] for row in rows).items():
-        tx.move(queue, State.READY, State.RUNNING, n)
-    return rows
-
-
-def _condemn_altered(tx: Transaction, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the rows whose checksum fits; the others go dead."""
-    sound: list[tuple[Any, ...]] = []
-    altered: list[tuple[Any, ...]] = []
-    for row in rows:
-        _, queue, backend, task, payload, checksum, key = row[:7]
+def _condemn_altered(tx: Transaction, picks: list[_Pick]) -> list[_Pick]:
+    """Return the picks whose checksum fits; the others go dead."""
+    sound: list[_Pick] = []
+    altered: list[_Pick] = []
+    for pick in picks:
+        _, _, queue, backend, task, payload, checksum, key = pick[:8]
         fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum
-        (sound if fits else altered).append(row)
+        (sound if fits else altered).append(pick)
     if altered:
-        tx.ids(CONDEMN, [row[0] for row in altered], tx.now_db, ALTERED)
-        for row in altered:
-            tx.move(row[1], State.RUNNING, State.DEAD)
+        tx.ids(CONDEMN, [pick[0] for pick in altered], tx.now_db, ALTERED)
+        for pick in altered:
+            tx.move(pick[2], State.READY, State.DEAD)
     return sound
 
 
-def _grant(
-    tx: Transaction,
-    rows: list[tuple[Any, ...]],
-    worker_id: int | None,
-    lease_seconds: float | None,
-) -> list[Claim]:
+def _start(tx: Transaction, params: list[Any], worker_id: int | None) -> dict[int, int]:
+    """Move jobs to running, each with a lease; return the leases of those that were still ready."""
+    if tx.dialect.chains_writes:
+        now = (tx.now_db, worker_id, tx.now_db)
+        return dict(tx.rows(START_AND_GRANT, GRANT_CASTS, params, *now))
+    width = len(GRANT_CASTS)
+    started = {row[0] for row in tx.ids(START, params[::width], tx.now_db)}
+    if len(started) * width < len(params):
+        rows = [params[place : place + width] for place in range(0, len(params), width)]
+        params = [value for row in rows if row[0] in started for value in row]
+    return dict(tx.rows(GRANT_ROWS, GRANT_CASTS, params, worker_id, tx.now_db))
+
+
+def _prepare(
+    tx: Transaction, picks: list[_Pick], lease_seconds: float | None
+) -> tuple[list[Claim], list[Any]]:
+    """Return the claims, still without the ids of their leases, and the rows for these."""
     claims = []
     params: list[Any] = []
     # One draw for all tokens: the system call costs more than the randomness.
-    tokens = os.urandom(TOKEN_BYTES * len(rows)).hex()
+    tokens = os.urandom(TOKEN_BYTES * len(picks)).hex()
     width = TOKEN_BYTES * 2
     lengths: dict[float, tuple[datetime, Any]] = {}
-    for place, row in enumerate(rows):
+    for place, pick in enumerate(picks):
         token = tokens[place * width : (place + 1) * width]
-        seconds = row[LEASE_SECONDS] if lease_seconds is None else lease_seconds
+        seconds = pick[LEASE_SECONDS] if lease_seconds is None else lease_seconds
         if seconds not in lengths:
             expires_at = tx.now + timedelta(seconds=seconds)
             lengths[seconds] = (expires_at, tx.dialect.to_db(expires_at))
         expires_at, expires_db = lengths[seconds]
-        granted = _claim(tx, row, token, seconds, expires_at)
-        claims.append(granted)
-        params += (granted.job_id, granted.attempt, granted.token, expires_db)
-    granted_rows = tx.rows(GRANT, GRANT_CASTS, params, worker_id, tx.now_db)
-    lease_ids = {job_id: lease_id for lease_id, job_id in granted_rows}
-    for granted in claims:
-        granted.lease_id = lease_ids[granted.job_id]
-    return claims
+        claimed = _claim(tx, pick, token, seconds, expires_at)
+        claims.append(claimed)
+        params += (claimed.job_id, claimed.attempt, token, expires_db)
+    return claims, params
 
 
 def _claim(
     tx: Transaction,
-    row: tuple[Any, ...],
+    pick: _Pick,
     token: str,
     lease_seconds: float,
     expires_at: datetime,
 ) -> Claim:
-    (job_id, queue, backend, task, payload, _, key, priority, attempt, left, suspect) = row[:11]
-    (_, timeout_seconds, created, available) = row[11:]
+    (job_id, suspect, queue, backend, task, payload, _, key, priority, attempt, left) = pick[:11]
+    (_, timeout_seconds, created, available) = pick[LEASE_SECONDS:]
     created_at = tx.dialect.from_db(created)
     ready_at = created_at if available == created else tx.dialect.from_db(available)
     return Claim(

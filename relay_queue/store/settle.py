@@ -42,6 +42,29 @@ SUCCEED = """
 """
 """Finish the jobs whose leases were just ended as acked."""
 
+END_AND_SUCCEED = """
+    WITH told (lease_id, token, outcome, error, traceback, result) AS ({rows}),
+    ended AS (
+        UPDATE relay_queue_lease
+        SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
+        FROM told
+        WHERE relay_queue_lease.id = ANY(ARRAY(SELECT lease_id FROM told))
+          AND relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
+          AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
+        RETURNING relay_queue_lease.id, job_id, ended_at, told.outcome, told.result),
+    done AS (
+        UPDATE relay_queue_job
+        SET state = 'succeeded', finished_at = ended.ended_at, result = ended.result, losses = 0,
+            last_error = ''
+        FROM ended
+        WHERE relay_queue_job.id = ANY(ARRAY(SELECT job_id FROM ended WHERE outcome = 'acked'))
+          AND relay_queue_job.id = ended.job_id AND relay_queue_job.state = 'running'
+        RETURNING relay_queue_job.id, relay_queue_job.queue)
+    SELECT ended.id, ended.job_id, done.queue FROM ended LEFT JOIN done ON done.id = ended.job_id
+"""
+"""Both in one statement. Rows are asked for by an array of ids as well, which an index answers: a join
+that was planned while a table was empty would read all of it."""
+
 READ_RUNNING = """
     SELECT id, queue, priority, rank, attempt, attempt_base, max_attempts, backoff_base_seconds,
            backoff_max_seconds, backoff_jitter, available_at, losses
@@ -76,6 +99,7 @@ RECORD_REFUSAL = """
 
 ACK_CASTS = ("bigint", "text")
 LEASE_CASTS = ("bigint", "text", "text", "text", "text")
+CHAIN_CASTS = (*LEASE_CASTS, "text")
 MOVE_CASTS = (
     "bigint",
     "text",
@@ -164,14 +188,20 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
 
 def _settle_each(tx: Transaction, settlements: list[Settlement]) -> dict[int, Settled]:
     """Settle leases that are all different; return the answers by lease id."""
-    jobs = _end_leases(tx, [told for told in settlements if bounds.is_id(told.lease_id)])
-    accepted = [told for told in settlements if told.lease_id in jobs]
-    placed = _succeed(tx, [told for told in accepted if told.verb == "ack"], jobs)
-    others = [told for told in accepted if told.verb != "ack"]
-    if others:
-        placed |= _fail(tx, others, jobs)
-    if len(accepted) < len(settlements):
-        placed |= _refuse(tx, [told for told in settlements if told.lease_id not in jobs])
+    ended = _end(tx, [told for told in settlements if bounds.is_id(told.lease_id)])
+    placed = {}
+    failed = []
+    for told in settlements:
+        if told.lease_id not in ended:
+            continue
+        if told.verb == "ack":
+            placed[told.lease_id] = _succeeded(told, *ended[told.lease_id])
+        else:
+            failed.append(told)
+    if failed:
+        placed |= _fail(tx, failed, {told.lease_id: ended[told.lease_id][0] for told in failed})
+    if len(ended) < len(settlements):
+        placed |= _refuse(tx, [told for told in settlements if told.lease_id not in ended])
     return placed
 
 
@@ -259,35 +289,49 @@ def _outcome(told: Settlement) -> Outcome:
     return Outcome.FATAL if told.fatal else Outcome.FAILED
 
 
-def _end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> dict[int, int]:
-    """End what may be ended; return lease id → job id."""
+_Ended = dict[int, tuple[int, str | None]]
+"""By lease id: the job's id, and its queue if it has succeeded."""
+
+
+def _end(tx: Transaction, settlements: Sequence[Settlement]) -> _Ended:
+    """End the leases that may be ended, and finish the jobs of those that were acked."""
     params: list[Any] = []
-    for told in settlements:
-        params += (told.lease_id, told.token, _outcome(told).value, told.error, told.traceback)
-    return dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
+    ended: _Ended
+    if tx.dialect.chains_writes:
+        for told in settlements:
+            params += (*_words(told), told.result)
+        rows = tx.rows(END_AND_SUCCEED, CHAIN_CASTS, params, tx.now_db, tx.now_db)
+        ended = {lease_id: (job_id, queue) for lease_id, job_id, queue in rows}
+    else:
+        for told in settlements:
+            params += _words(told)
+        jobs = dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
+        queues = _succeed(tx, settlements, jobs)
+        ended = {lease_id: (job_id, queues.get(job_id)) for lease_id, job_id in jobs.items()}
+    for queue, n in Counter(queue for _, queue in ended.values() if queue is not None).items():
+        tx.move(queue, State.RUNNING, State.SUCCEEDED, n)
+    return ended
+
+
+def _words(told: Settlement) -> tuple[Any, ...]:
+    return told.lease_id, told.token, _outcome(told).value, told.error, told.traceback
 
 
 def _succeed(
-    tx: Transaction, acks: Sequence[Settlement], jobs: dict[int, int]
-) -> dict[int, Settled]:
-    if not acks:
-        return {}
+    tx: Transaction, settlements: Sequence[Settlement], jobs: dict[int, int]
+) -> dict[int, str]:
+    """Finish the jobs whose leases were ended as acked; return their queues by job id."""
     params: list[Any] = []
-    for told in acks:
-        params += (jobs[told.lease_id], told.result)
-    queues = dict(tx.rows(SUCCEED, ACK_CASTS, params, tx.now_db))
-    for queue, n in Counter(queues.values()).items():
-        tx.move(queue, State.RUNNING, State.SUCCEEDED, n)
-    placed = {}
-    for told in acks:
-        job_id = jobs[told.lease_id]
-        queue = queues.get(job_id)
-        placed[told.lease_id] = (
-            _not_running(told, job_id)
-            if queue is None
-            else Settled(told.lease_id, job_id, queue, State.SUCCEEDED)
-        )
-    return placed
+    for told in settlements:
+        if told.verb == "ack" and told.lease_id in jobs:
+            params += (jobs[told.lease_id], told.result)
+    return dict(tx.rows(SUCCEED, ACK_CASTS, params, tx.now_db))
+
+
+def _succeeded(told: Settlement, job_id: int, queue: str | None) -> Settled:
+    if queue is None:
+        return _not_running(told, job_id)
+    return Settled(told.lease_id, job_id, queue, State.SUCCEEDED)
 
 
 def _not_running(told: Settlement, job_id: int) -> Settled:

@@ -1,0 +1,184 @@
+"""The cursor that keeps a worker's statements prepared, and sends several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay_queue.store.dialects import prepared
+from relay_queue.store.dialects.postgresql import BEGIN_AS_WORKER, PostgreSQLDialect
+from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
+from tests.store.actions import connection
+
+# Not by name: the package has verbs of these names.
+claiming = import_module("relay_queue.store.claim")
+settling = import_module("relay_queue.store.settle")
+
+pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+
+Open = Callable[..., PreparedCursor]
+
+
+@pytest.fixture
+def opened(engine: str) -> Iterator[Open]:
+    """Return what opens a cursor on a connection of its own; nothing that it does is committed."""
+    lines: list[psycopg.Connection[Any]] = []
+
+    def open_one(*, pooled: bool = False, **options: Any) -> PreparedCursor:
+        params = connection().get_connection_params()
+        wanted = {"host": params["host"], "port": params["port"], "user": params["user"]}
+        line = psycopg.connect(dbname=params["dbname"], **wanted, prepare_threshold=None, **options)
+        lines.append(line)
+        return PreparedCursor(line, pooled=pooled)
+
+    yield open_one
+    for line in lines:
+        line.close()
+
+
+def one(cursor: PreparedCursor, statement: str, *params: Any) -> Any:
+    cursor.execute(statement, params)
+    row = cursor.fetchone()
+    assert row is not None
+    return row[0]
+
+
+def kept(cursor: PreparedCursor) -> int:
+    return int(one(cursor, "SELECT count(*) FROM pg_prepared_statements WHERE $1", True))
+
+
+@pytest.mark.parametrize(
+    ("cast", "value"),
+    [
+        ("bigint", 2**62),
+        ("bigint", None),
+        ("float8", 0.1),
+        ("bool", True),
+        ("text", 'it\'s \\ "quoted", {braced}, NULL and ünïcode\n'),
+        ("text", ""),
+        ("timestamptz", datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)),
+    ],
+)
+def test_values_come_back_as_they_were_sent_alone_and_in_arrays(
+    opened: Open, cast: str, value: object
+) -> None:
+    cursor = opened()
+    assert one(cursor, f"SELECT $1::{cast}", value) == value
+    assert one(cursor, f"SELECT $1::{cast}[]", array([value, None], cast)) == [value, None]
+    assert one(cursor, f"SELECT $1::{cast}[]", [value]) == [value]
+
+
+@pytest.mark.parametrize(("value", "error"), [("a\0b", "DataError"), (b"raw", "ProgrammingError")])
+def test_a_value_that_no_column_holds_is_refused_before_it_is_sent(
+    opened: Open, value: object, error: str
+) -> None:
+    cursor = opened()
+    with pytest.raises(getattr(psycopg.errors, error)):
+        cursor.execute("SELECT $1::text", [value])
+    assert one(cursor, "SELECT $1::int", 1) == 1
+
+
+def test_a_statement_is_prepared_once_whatever_its_values_are(opened: Open) -> None:
+    cursor = opened()
+    for number in range(3):
+        assert one(cursor, "SELECT $1 + 1", number) == number + 1
+    assert kept(cursor) == 2
+
+
+@pytest.mark.parametrize("options", [{"pooled": True}, {"prepare_threshold": 5}])
+def test_nothing_stays_prepared_where_it_could_be_lost(
+    opened: Open, options: dict[str, Any]
+) -> None:
+    threshold = options.pop("prepare_threshold", None)
+    cursor = opened(**options)
+    cursor.connection.prepare_threshold = threshold
+    cursor = PreparedCursor(cursor.connection, pooled=bool(options))
+    assert one(cursor, "SELECT $1 + 1", 1) == 2
+    assert kept(cursor) == 0
+
+
+def test_a_connection_keeps_only_so_many_statements(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "MOST_PREPARED", 5)
+    cursor = opened()
+    for number in range(20):
+        assert one(cursor, f"SELECT $1 + {number}", 1) == 1 + number
+        assert kept(cursor) <= 6
+
+
+def test_what_was_posted_goes_before_the_next_statement(opened: Open) -> None:
+    cursor = opened()
+    cursor.post("SELECT set_config('relay.test', $1, true)", ["first"])
+    assert one(cursor, "SELECT current_setting('relay.test')") == "first"
+
+
+def test_an_error_of_what_was_posted_is_raised_by_the_next_statement(opened: Open) -> None:
+    cursor = opened()
+    cursor.post("SELECT 1 / $1::int", [0])
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        cursor.execute("SELECT $1::int", [1])
+    cursor.connection.rollback()
+    assert one(cursor, "SELECT $1::int", 2) == 2
+
+
+def test_what_was_posted_for_a_transaction_that_is_undone_is_never_sent(opened: Open) -> None:
+    cursor = opened()
+    cursor.post("SELECT 1 / $1::int", [0])
+    cursor.forget()
+    assert one(cursor, "SELECT $1::int", 3) == 3
+
+
+def test_many_rows_of_values_and_large_ones_pass_at_once(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "EXCHANGED_AT_ONCE", 7)
+    cursor = opened()
+    rows = [(number, "x" * 300_000) for number in range(20)]
+    answers = list(cursor.execute_each("SELECT $1, $2::text", rows))
+    assert answers == rows
+
+
+def test_it_begins_the_transaction_that_the_connection_wants(opened: Open) -> None:
+    cursor = opened()
+    cursor.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    assert one(cursor, "SELECT current_setting('transaction_isolation')") == "repeatable read"
+    assert cursor.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
+
+def test_a_connection_that_was_ended_is_an_operational_error(opened: Open) -> None:
+    cursor = opened()
+    pid = cursor.connection.info.backend_pid
+    with connection().cursor() as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    for _ in range(2):  # when it is found out, and from then on
+        with pytest.raises(psycopg.OperationalError):
+            cursor.execute("SELECT $1::int", [1])
+    assert cursor.connection.closed
+
+
+@pytest.mark.parametrize(
+    ("statement", "casts", "lookups"),
+    [
+        (settling.END_AND_SUCCEED, settling.CHAIN_CASTS, 2),
+        (claiming.START_AND_GRANT, claiming.GRANT_CASTS, 1),
+    ],
+)
+def test_a_plan_made_while_tables_were_empty_looks_rows_up_by_id(
+    opened: Open, statement: str, casts: tuple[str, ...], lookups: int
+) -> None:
+    cursor = opened()
+    for table in ("job", "lease"):
+        cursor.execute(f"ANALYZE relay_queue_{table}")
+    cursor.execute(numbered(BEGIN_AS_WORKER), ["1s"])
+    sql = numbered(statement.format(rows=PostgreSQLDialect().rows(1, casts)))
+    cursor.execute(f"PREPARE once AS {sql}")
+    nulls = ", ".join(["NULL"] * (len(casts) + statement.count("%s")))
+    cursor.execute(f"EXPLAIN EXECUTE once({nulls})")
+    plan = [line for (line,) in cursor.fetchall()]
+    assert sum("Index Cond: (id = ANY" in line for line in plan) == lookups, "\n".join(plan)
