@@ -37,6 +37,7 @@ def test_bulk_act_survives_the_death_of_its_worker_and_counts_each_job_once(
     newest = max(int(result.id) for result in results)
     farm.do(store.pause, "held")
     new = store.NewBulkAct(
+        nonce="once",
         act="prioritise",
         priority=7,
         listing="relay_queue.job",
@@ -48,7 +49,7 @@ def test_bulk_act_survives_the_death_of_its_worker_and_counts_each_job_once(
         user_id=str(operator.pk),
         username="operator",
     )
-    bulk_id = jobs.start(new, operator.pk)
+    bulk_id, _ = jobs.start(new, operator.pk)
     later = farm.enqueue(chores.note, queue_name="held")
     assert later > newest >= matching.newest_id() - 2
     farm.work()

@@ -445,7 +445,7 @@ BASE = settings(
 @pytest.mark.usefixtures("engine")
 def test_random_verbs_of_several_owners_obey_the_model_of_a_jobs_life() -> None:
     run_state_machine_as_test(
-        StoreMachine, settings=settings(BASE, max_examples=30, stateful_step_count=40)
+        StoreMachine, settings=settings(BASE, max_examples=40, stateful_step_count=40)
     )
 
 
