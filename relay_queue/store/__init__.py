@@ -20,7 +20,7 @@ from relay_queue.store.bulk import (
     start_bulk,
     take_bulk_turn,
 )
-from relay_queue.store.claim import claim, renew
+from relay_queue.store.claim import claim
 from relay_queue.store.condemn import (
     UNREADABLE,
     condemn,
@@ -59,6 +59,7 @@ from relay_queue.store.records import (
     Terms,
 )
 from relay_queue.store.recover import promote, recover_dead, recover_expired
+from relay_queue.store.renew import renew
 from relay_queue.store.settle import ack, nack, release, settle, snooze
 from relay_queue.store.transaction import Transaction, in_transaction, transaction
 from relay_queue.store.workers import (

@@ -1,4 +1,4 @@
-"""Claim: take ready jobs, and grant each a lease with a token of its own. Renew: make it last."""
+"""Claim: take ready jobs, and grant each a lease with a token of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from relay_queue import payload as payload_codec
 from relay_queue.states import State
-from relay_queue.store import bounds
 from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction, transaction
@@ -31,6 +30,11 @@ PICK = """
     ORDER BY rank, id LIMIT %s{lock}
 """
 """Find the first ready jobs of one queue: a probe of the ready index."""
+
+STILL_UNLIMITED = """ AND EXISTS (
+        SELECT 1 FROM relay_queue_queue q
+        WHERE q.name = %s AND q.paused_at IS NULL AND q.max_running IS NULL)"""
+"""Part of ``PICK``: the queue is neither paused nor limited."""
 
 READ_READY = f"SELECT {PICKED}{TERMS} FROM relay_queue_job WHERE id = %s AND state = 'ready'"
 """Read one job that was picked."""
@@ -92,18 +96,7 @@ CLAIMABLE = """
 """
 """Find the queues that have something to give, and how many leases each still allows."""
 
-RENEW = """
-    WITH owner (lease_id, token, until) AS ({rows})
-    UPDATE relay_queue_lease SET renewed_at = %s, expires_at = owner.until
-    FROM owner
-    WHERE relay_queue_lease.id = owner.lease_id AND relay_queue_lease.token = owner.token
-      AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
-    RETURNING relay_queue_lease.id
-"""
-"""Extend leases that their owners still hold."""
-
 GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
-RENEW_CASTS = ("bigint", "text", "timestamptz")
 TOKEN_BYTES = 16
 """Random bytes in a token: nobody guesses 128 bits."""
 
@@ -135,30 +128,13 @@ def claim(
     """
     if limit < 1 or backends == []:
         return []
-    claimable = _claimable(tx, queues, limit)
-    # A queue's fair share first; more only if the others leave places.
-    share = -(-limit // max(1, len(claimable)))
     probe = partial(_probe, tx, PICKED if careful else PICKED + TERMS)
-    hands = [_Hand(_picks(probe, queue, share, room, backends), room) for queue, room in claimable]
-    dealt = _deal(hands, limit, suspects)
+    dealt = _deal(_only_hand(probe, queues, limit, backends), limit, suspects)
+    if not dealt:
+        dealt = _deal(_hands(tx, probe, queues, limit, backends), limit, suspects)
     if careful:
         return [c for pick in dealt for c in _take_alone(tx, pick[0], worker_id, lease_seconds)]
     return _take(tx, dealt, worker_id, lease_seconds)
-
-
-def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]:
-    """Extend leases given as (lease id, token, seconds from now); return the ids that were.
-
-    A lease that is not among them has ended or expired: its owner must stop and may not settle.
-    """
-    if not leases:
-        return set()
-    params: list[Any] = []
-    for lease_id, token, seconds in leases:
-        if not bounds.is_id(lease_id):
-            continue
-        params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
-    return {row[0] for row in tx.rows(RENEW, RENEW_CASTS, params, tx.now_db, tx.now_db)}
 
 
 _Pick = tuple[Any, ...]
@@ -166,6 +142,46 @@ _Pick = tuple[Any, ...]
 
 _Probe = Callable[[str, Sequence[Any]], list[_Pick]]
 """Finds the first ready jobs of a queue that fulfil a condition."""
+
+
+_unlimited: set[str] = set()
+"""Queues without a limit, when this process last looked."""
+
+
+def _only_hand(
+    probe: _Probe, queues: Sequence[str], limit: int, backends: Sequence[str] | None
+) -> list[_Hand]:
+    """Return the hand of an only queue that had no limit: its search asks whether that still holds."""
+    if len(queues) != 1 or queues[0] not in _unlimited:
+        return []
+    where, params = _among(backends)
+    where, params = STILL_UNLIMITED + where, [queues[0], queues[0], *params]
+    return [_Hand(_picks(probe, where, params, limit, limit), limit)]
+
+
+def _hands(
+    tx: Transaction,
+    probe: _Probe,
+    queues: Sequence[str],
+    limit: int,
+    backends: Sequence[str] | None,
+) -> list[_Hand]:
+    """Return the hands of all queues that have something to give."""
+    claimable = _claimable(tx, queues, limit)
+    # A queue's fair share first; more only if the others leave places.
+    share = -(-limit // max(1, len(claimable)))
+    where, params = _among(backends)
+    return [
+        _Hand(_picks(probe, where, [queue, *params], share, room), room)
+        for queue, room in claimable
+    ]
+
+
+def _among(backends: Sequence[str] | None) -> tuple[str, Sequence[str]]:
+    """Return the part of ``PICK`` that restricts it to backends, with its parameters."""
+    if backends is None:
+        return "", ()
+    return f" AND backend IN ({', '.join(['%s'] * len(backends))})", backends
 
 
 def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple[str, int]]:
@@ -177,6 +193,8 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
         # In two statements: the counters must be read after the wait for the lock.
         tx.ids(HOLD_LIMITED.format(lock=tx.dialect.lock_rows), queues)
         rows = tx.ids(CLAIMABLE, queues)
+    _unlimited.update(name for name, left in rows if left is None)
+    _unlimited.difference_update(name for name, left in rows if left is not None)
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {
         name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))
@@ -186,13 +204,9 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
 
 
 def _picks(
-    probe: _Probe, queue: str, share: int, room: int, backends: Sequence[str] | None
+    probe: _Probe, only: str, params: Sequence[Any], share: int, room: int
 ) -> Iterator[_Pick]:
     """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
-    only, params = "", [queue]
-    if backends is not None:
-        only = f" AND backend IN ({', '.join(['%s'] * len(backends))})"
-        params += backends
     seen: set[int] = set()
     # A fair share, then all there is room for, then past the suspects among them: a row of those
     # must not hide the innocent jobs behind.

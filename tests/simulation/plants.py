@@ -25,9 +25,9 @@ from tests.simulation.scratch import Connection, Scratch
 from tests.simulation.world import World
 
 # By name: the package shadows some of these modules with the verb of the same name.
-claim, enqueue, operate, recover, settle = (
+claim, enqueue, operate, recover, renew, settle = (
     import_module(f"relay_queue.store.{name}")
-    for name in ("claim", "enqueue", "operate", "recover", "settle")
+    for name in ("claim", "enqueue", "operate", "recover", "renew", "settle")
 )
 
 Planting = Callable[[], Any]
@@ -91,7 +91,7 @@ def no_ended_check_in_the_guard() -> Any:
 
 def no_token_in_renewal() -> Any:
     """Whoever knows a lease's id may extend it."""
-    return _without(claim, "RENEW", r"relay_queue_lease\.token = owner\.token")
+    return _without(renew, "RENEW", r"relay_queue_lease\.token = owner\.token")
 
 
 @contextmanager

@@ -305,3 +305,17 @@ def test_many_leases_are_renewed_at_once() -> None:
     assert do(store.renew, words) == {c.lease_id for c in held}
     ends = [read_lease(c.lease_id).expires_at for c in held]
     assert ends == [START + timedelta(seconds=100 + n) for n in range(5)]
+
+
+def test_what_an_operator_has_set_since_the_last_claim_holds() -> None:
+    enqueue_each(6)
+    assert len(claim(1)) == 1
+    do(store.set_limits, "default", capacity=None, max_running=2)
+    assert len(claim(6)) == 1
+    assert claim(6) == []
+    do(store.set_limits, "default", capacity=None, max_running=None)
+    assert len(claim(1)) == 1
+    do(store.pause, "default")
+    assert claim(6) == []
+    do(store.resume, "default")
+    assert len(claim(6)) == 3
