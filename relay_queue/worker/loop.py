@@ -42,8 +42,7 @@ FRUITLESS_REST_SECONDS = 1.0
 """Pause after a claim for some backends only that found nothing."""
 
 LEAVE_SECONDS = 10.0
-"""How long a worker tries to write its last outcomes before it leaves them to recovery. Less than
-the supervisor's patience after QUIT."""
+"""How long a worker tries to write its last outcomes: less than the supervisor waits after QUIT."""
 
 WAITING = frozenset({State.RETRYING, State.SCHEDULED})
 
@@ -283,6 +282,10 @@ class Loop:
 
     def _apply(self, plan: Plan, done: Done, began: float) -> None:
         """Persist before apply: only what has been committed changes what we believe and run."""
+        if plan.stats is not None:
+            # Before the rest of this tick is counted, which goes along with the next write.
+            self.stats.written(done.now)
+            self.timers.written()
         self._apply_answers(done)
         self._start(done.claims, began)
         self.leases.renewed(done.renewed, began)
@@ -290,9 +293,6 @@ class Loop:
             self._lose(lease_id, "the lease had ended when it was to be renewed")
         if plan.dead.probes:
             plan.dead.bury()
-        if plan.stats is not None:
-            self.stats.written(done.now)
-            self.timers.written()
         self.timers.ticked(len(done.recovered) + done.promoted)
         self.stats.recovered(done.recovered, done.now)
         self.stats.claimed(done.claims, done.now)

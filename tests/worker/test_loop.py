@@ -18,6 +18,7 @@ from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Settlement
 from relay_queue.worker import loop as module
 from relay_queue.worker import tick as tick_module
+from relay_queue.worker import timers
 from relay_queue.worker.identity import register
 from relay_queue.worker.loop import EXIT_UNKNOWN, Loop
 from relay_queue.worker.options import DRAIN, QUIT, READY, WorkerOptions
@@ -266,6 +267,29 @@ def stop_when_running(line: socket.socket, then: Callable[[], None] = lambda: No
         Slots.start = begin  # type: ignore[method-assign]
 
     Slots.start = start  # type: ignore[method-assign]
+
+
+def test_what_a_tick_settles_is_counted_soon_although_that_tick_has_written_the_counts(
+    serve: Serve, supervisor: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timers, "FLUSH_SECONDS", 0.0)  # every tick writes them
+    monkeypatch.setattr(timers, "HEARTBEAT_SECONDS", 60.0)
+    seen: list[int] = []
+
+    def watch() -> None:
+        try:
+            wait_until(lambda: sum(Worker.objects.values_list("succeeded", flat=True)))
+            seen.append(Worker.objects.get().succeeded)
+        finally:
+            supervisor[0].send(DRAIN)
+            connection.close()
+
+    tasks.note.enqueue("counted")
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert serve(drain=False) == 0
+    watcher.join()
+    assert seen == [1]
 
 
 # --- a commit fails -----------------------------------------------------------------------------
