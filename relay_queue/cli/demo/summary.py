@@ -105,11 +105,11 @@ def _what_next(out: Output) -> None:
     maker = f"{program} manage.py migrate"
     if (here / "relay_project" / "serve.py").exists():
         maker = "make serve"
-        now = {maker: "the admin and a worker; Ctrl-C ends them", **now}
+        now = {maker: "the admin and a worker", **now}
     later: dict[str, object] = {
         f"{relay} status": "queues, workers, dead letters",
         f"{relay} doctor": "what is set up, and what is wrong",
-        f"{program} manage.py runworker": "one more worker, until told to stop",
+        f"{program} manage.py runworker": "one more worker",
     }
     out.facts(now, title="What to try next")
     out.line()
