@@ -17,6 +17,7 @@ import pytest
 
 from relay_queue import store
 from relay_queue.models import Job, Lease, Worker
+from relay_queue.scratch.workers import freeze
 from relay_queue.wakeup import ring_on_commit
 from tests.conftest import Project, wait_until
 from tests.process import settings as process_settings
@@ -213,8 +214,11 @@ class Farm(Project):
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Keep a process from running, as a debugger or a frozen machine does."""
-    os.kill(pid, signal.SIGSTOP)
+    """Keep a worker from running, as a debugger or a frozen machine does.
+
+    Not while it holds the writer: who stops then is ended, which is another test.
+    """
+    freeze(pid)
     try:
         yield
     finally:
