@@ -184,7 +184,8 @@ class PreparedCursor:
         answers = []
         for _ in range(count):
             answer = self._next()
-            assert answer is not None, "each message has an answer"
+            if answer is None:  # the connection broke, which nobody may take for a fault of values
+                raise errors.OperationalError("the server ended the exchange early")
             answers.append(answer)
             self._next()  # the end of that answer
         self._next()  # the end of the exchange
