@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from relay_queue import clock
 from relay_queue import payload as payload_codec
 from relay_queue.states import State
 from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
+from relay_queue.store.deal import Hand, Pick, deal
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction, transaction
 
@@ -21,7 +22,7 @@ PICKED = f"id, losses >= {SUSPECT_LOSSES}"
 
 TERMS = """, queue, backend, task, payload, checksum, idempotency_key, priority, attempt + 1,
     attempt_base + max_attempts - attempt - 1, lease_seconds, timeout_seconds,
-    CAST(created_at AS text), CAST(available_at AS text)"""
+    CAST(created_at AS text), CAST(available_at AS text), {clock}"""
 """What else its owner must know, as it will be once an attempt is charged."""
 
 PICK = """
@@ -36,7 +37,7 @@ STILL_UNLIMITED = """ AND EXISTS (
         WHERE q.name = %s AND q.paused_at IS NULL AND q.max_running IS NULL)"""
 """Part of ``PICK``: the queue is neither paused nor limited."""
 
-READ_READY = f"SELECT {PICKED}{TERMS} FROM relay_queue_job WHERE id = %s AND state = 'ready'"
+READ_READY = "SELECT {columns} FROM relay_queue_job WHERE id = %s AND state = 'ready'"
 """Read one job that was picked."""
 
 START = """
@@ -103,6 +104,9 @@ TOKEN_BYTES = 16
 LEASE_SECONDS = 11
 """The place of ``lease_seconds`` in a pick."""
 
+CLOCK = 15
+"""The place of what the server's clock said when the job was picked."""
+
 ALTERED = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
 
 
@@ -128,19 +132,16 @@ def claim(
     """
     if limit < 1 or backends == []:
         return []
-    probe = partial(_probe, tx, PICKED if careful else PICKED + TERMS)
-    dealt = _deal(_only_hand(probe, queues, limit, backends), limit, suspects)
+    probe = partial(_probe, tx, PICKED if careful else _columns(tx.dialect.clock))
+    dealt = deal(_only_hand(probe, queues, limit, backends), limit, suspects)
     if not dealt:
-        dealt = _deal(_hands(tx, probe, queues, limit, backends), limit, suspects)
+        dealt = deal(_hands(tx, probe, queues, limit, backends), limit, suspects)
     if careful:
         return [c for pick in dealt for c in _take_alone(tx, pick[0], worker_id, lease_seconds)]
     return _take(tx, dealt, worker_id, lease_seconds)
 
 
-_Pick = tuple[Any, ...]
-"""The row of a picked job: its id, whether it is a suspect, and unless careful its terms."""
-
-_Probe = Callable[[str, Sequence[Any]], list[_Pick]]
+_Probe = Callable[[str, Sequence[Any]], list[Pick]]
 """Finds the first ready jobs of a queue that fulfil a condition."""
 
 
@@ -150,13 +151,13 @@ _unlimited: set[str] = set()
 
 def _only_hand(
     probe: _Probe, queues: Sequence[str], limit: int, backends: Sequence[str] | None
-) -> list[_Hand]:
+) -> list[Hand]:
     """Return the hand of an only queue that had no limit: its search asks whether that still holds."""
     if len(queues) != 1 or queues[0] not in _unlimited:
         return []
     where, params = _among(backends)
     where, params = STILL_UNLIMITED + where, [queues[0], queues[0], *params]
-    return [_Hand(_picks(probe, where, params, limit, limit), limit)]
+    return [Hand(_picks(probe, where, params, limit, limit), limit)]
 
 
 def _hands(
@@ -165,15 +166,14 @@ def _hands(
     queues: Sequence[str],
     limit: int,
     backends: Sequence[str] | None,
-) -> list[_Hand]:
+) -> list[Hand]:
     """Return the hands of all queues that have something to give."""
     claimable = _claimable(tx, queues, limit)
     # A queue's fair share first; more only if the others leave places.
     share = -(-limit // max(1, len(claimable)))
     where, params = _among(backends)
     return [
-        _Hand(_picks(probe, where, [queue, *params], share, room), room)
-        for queue, room in claimable
+        Hand(_picks(probe, where, [queue, *params], share, room), room) for queue, room in claimable
     ]
 
 
@@ -205,7 +205,7 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
 
 def _picks(
     probe: _Probe, only: str, params: Sequence[Any], share: int, room: int
-) -> Iterator[_Pick]:
+) -> Iterator[Pick]:
     """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
     seen: set[int] = set()
     # A fair share, then all there is room for, then past the suspects among them: a row of those
@@ -223,8 +223,13 @@ def _picks(
             return
 
 
-def _probe(tx: Transaction, columns: str, only: str, params: Sequence[Any]) -> list[_Pick]:
+def _probe(tx: Transaction, columns: str, only: str, params: Sequence[Any]) -> list[Pick]:
     return tx.fetch(_pick(columns, only, tx.dialect.skip_locked), params)
+
+
+@lru_cache(maxsize=8)
+def _columns(clock: str) -> str:
+    return PICKED + TERMS.format(clock=clock)
 
 
 @lru_cache(maxsize=64)
@@ -232,49 +237,16 @@ def _pick(columns: str, only: str, lock: str) -> str:
     return PICK.format(columns=columns, only=only, lock=lock)
 
 
-@dataclass(slots=True)
-class _Hand:
-    """What one queue has to give: its picks, and how many leases it allows."""
-
-    picks: Iterator[_Pick]
-    room: int
-
-    def next_pick(self, suspects_allowed: int) -> _Pick | None:
-        """Return the next job, or None when there is none to give."""
-        if self.room < 1:
-            return None
-        for pick in self.picks:
-            if not pick[1] or suspects_allowed > 0:
-                self.room -= 1
-                return pick
-        return None
-
-
-def _deal(hands: list[_Hand], limit: int, suspects: int) -> list[_Pick]:
-    """Deal places one at a time round the ring of queues; return the picks in that order."""
-    dealt: list[_Pick] = []
-    while hands and len(dealt) < limit:
-        for hand in list(hands):
-            given = hand.next_pick(suspects)
-            if given is None:
-                hands.remove(hand)
-                continue
-            dealt.append(given)
-            suspects -= given[1]
-            if len(dealt) == limit:
-                break
-    return dealt
-
-
 def _take(
-    tx: Transaction, picks: list[_Pick], worker_id: int | None, lease_seconds: float | None
+    tx: Transaction, picks: list[Pick], worker_id: int | None, lease_seconds: float | None
 ) -> list[Claim]:
     """Start jobs and grant their leases; the answers are in the order of the picks."""
     sound = _condemn_altered(tx, picks)
     if not sound:
         return []
-    claims, params = _prepare(tx, sound, lease_seconds)
-    lease_ids = _start(tx, params, worker_id)
+    now = _granted_at(tx, sound)
+    claims, params = _prepare(tx, sound, lease_seconds, now)
+    lease_ids = _start(tx, params, worker_id, tx.dialect.to_db(now))
     claims = [claimed for claimed in claims if claimed.job_id in lease_ids]
     for claimed in claims:
         claimed.lease_id = lease_ids[claimed.job_id]
@@ -289,7 +261,8 @@ def _take_alone(
     """Take one job in a savepoint; one whose row cannot be read goes dead instead."""
     try:
         with transaction() as savepoint:
-            picks = savepoint.fetch(READ_READY, [job_id])
+            statement = READ_READY.format(columns=_columns(tx.dialect.clock))
+            picks = savepoint.fetch(statement, [job_id])
             return _take(savepoint, picks, worker_id, lease_seconds)
     except UNREADABLE as error:
         reraise_unless_data(tx, error)
@@ -297,10 +270,10 @@ def _take_alone(
         return []
 
 
-def _condemn_altered(tx: Transaction, picks: list[_Pick]) -> list[_Pick]:
+def _condemn_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
     """Return the picks whose checksum fits; the others go dead."""
-    sound: list[_Pick] = []
-    altered: list[_Pick] = []
+    sound: list[Pick] = []
+    altered: list[Pick] = []
     for pick in picks:
         _, _, queue, backend, task, payload, checksum, key = pick[:8]
         fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum
@@ -312,21 +285,35 @@ def _condemn_altered(tx: Transaction, picks: list[_Pick]) -> list[_Pick]:
     return sound
 
 
-def _start(tx: Transaction, params: list[Any], worker_id: int | None) -> dict[int, int]:
+def _granted_at(tx: Transaction, picks: list[Pick]) -> datetime:
+    """Return when leases on these jobs begin: not before their last ones have ended.
+
+    Where many write at once, another transaction may have ended one after ours read the clock, and
+    before it looked for jobs.
+    """
+    readings = [pick[CLOCK] for pick in picks if pick[CLOCK] is not None]
+    if not readings:
+        return tx.now
+    return max(tx.now, clock.of_database(tx.dialect.from_db(max(readings))))
+
+
+def _start(
+    tx: Transaction, params: list[Any], worker_id: int | None, now_db: Any
+) -> dict[int, int]:
     """Move jobs to running, each with a lease; return the leases of those that were still ready."""
     if tx.dialect.chains_writes:
-        now = (tx.now_db, worker_id, tx.now_db)
-        return dict(tx.rows(START_AND_GRANT, GRANT_CASTS, params, *now))
+        rest = (now_db, worker_id, now_db)
+        return dict(tx.rows(START_AND_GRANT, GRANT_CASTS, params, *rest))
     width = len(GRANT_CASTS)
-    started = {row[0] for row in tx.ids(START, params[::width], tx.now_db)}
+    started = {row[0] for row in tx.ids(START, params[::width], now_db)}
     if len(started) * width < len(params):
         rows = [params[place : place + width] for place in range(0, len(params), width)]
         params = [value for row in rows if row[0] in started for value in row]
-    return dict(tx.rows(GRANT_ROWS, GRANT_CASTS, params, worker_id, tx.now_db))
+    return dict(tx.rows(GRANT_ROWS, GRANT_CASTS, params, worker_id, now_db))
 
 
 def _prepare(
-    tx: Transaction, picks: list[_Pick], lease_seconds: float | None
+    tx: Transaction, picks: list[Pick], lease_seconds: float | None, now: datetime
 ) -> tuple[list[Claim], list[Any]]:
     """Return the claims, still without the ids of their leases, and the rows for these."""
     claims = []
@@ -334,29 +321,32 @@ def _prepare(
     # One draw for all tokens: the system call costs more than the randomness.
     tokens = os.urandom(TOKEN_BYTES * len(picks)).hex()
     width = TOKEN_BYTES * 2
-    lengths: dict[float, tuple[datetime, Any]] = {}
+    spans: dict[float, _Span] = {}
     for place, pick in enumerate(picks):
         token = tokens[place * width : (place + 1) * width]
         seconds = pick[LEASE_SECONDS] if lease_seconds is None else lease_seconds
-        if seconds not in lengths:
-            expires_at = tx.now + timedelta(seconds=seconds)
-            lengths[seconds] = (expires_at, tx.dialect.to_db(expires_at))
-        expires_at, expires_db = lengths[seconds]
-        claimed = _claim(tx, pick, token, seconds, expires_at)
+        span = spans.get(seconds)
+        if span is None:
+            until = now + timedelta(seconds=seconds)
+            span = spans[seconds] = _Span(seconds, now, until, tx.dialect.to_db(until))
+        claimed = _claim(tx, pick, token, span)
         claims.append(claimed)
-        params += (claimed.job_id, claimed.attempt, token, expires_db)
+        params += (claimed.job_id, claimed.attempt, token, span.until_db)
     return claims, params
 
 
-def _claim(
-    tx: Transaction,
-    pick: _Pick,
-    token: str,
-    lease_seconds: float,
-    expires_at: datetime,
-) -> Claim:
+class _Span(NamedTuple):
+    """The life of leases of one length."""
+
+    seconds: float
+    since: datetime
+    until: datetime
+    until_db: Any
+
+
+def _claim(tx: Transaction, pick: Pick, token: str, span: _Span) -> Claim:
     (job_id, suspect, queue, backend, task, payload, _, key, priority, attempt, left) = pick[:11]
-    (_, timeout_seconds, created, available) = pick[LEASE_SECONDS:]
+    (_, timeout_seconds, created, available) = pick[LEASE_SECONDS:CLOCK]
     created_at = tx.dialect.from_db(created)
     ready_at = created_at if available == created else tx.dialect.from_db(available)
     return Claim(
@@ -372,10 +362,10 @@ def _claim(
         attempt,
         left,
         bool(suspect),
-        lease_seconds,
+        span.seconds,
         None if timeout_seconds is None else float(timeout_seconds),
         created_at,
-        tx.now,
-        expires_at,
-        max(0.0, (tx.now - ready_at).total_seconds()),
+        span.since,
+        span.until,
+        max(0.0, (span.since - ready_at).total_seconds()),
     )

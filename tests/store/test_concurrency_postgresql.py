@@ -18,7 +18,7 @@ from django.db import DatabaseError, OperationalError, transaction
 
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull
-from relay_queue.models import QueueCount, Worker
+from relay_queue.models import Lease, QueueCount, Worker
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
 from tests.conftest import wait_until
@@ -490,6 +490,17 @@ def test_leases_follow_the_clock_of_the_server(
     assert abs(read(job_id).created_at - datetime.now(UTC)) < ahead / 2
     assert ack(held).accepted
     cancel(enqueue())
+
+
+def test_a_lease_begins_after_the_last_one_of_its_job_has_ended(other: Other) -> None:
+    enqueue()
+    (first,) = claim(1)
+    with store.transaction() as tx:
+        other.does(lambda: do(store.release, first.lease_id, first.token))
+        (second,) = store.claim(tx, worker_id=None, queues=["default"], limit=1)
+    ended_at = rows(Lease).get(pk=first.lease_id).ended_at
+    assert tx.now < ended_at, "the clock was read before"
+    assert ended_at <= second.acquired_at == rows(Lease).get(pk=second.lease_id).acquired_at
 
 
 def test_the_clock_does_not_stand_still_in_a_callers_transaction(engine: str) -> None:

@@ -28,6 +28,10 @@ class Dialect(ABC):
     lock_rows: str
     """The clause that locks rows that others may change meanwhile; empty as above."""
 
+    clock: str
+    """The expression for the server's clock as a statement runs; NULL where only one transaction
+    writes at a time, so that one reading serves for all of it."""
+
     chains_writes: bool
     """Whether one statement may change two tables, the second by what the first has changed."""
 

@@ -99,6 +99,7 @@ class PostgreSQLDialect(Dialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     has_sessions = True
     lock_rows = " FOR UPDATE"
+    clock = "clock_timestamp()"
     chains_writes = True
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"

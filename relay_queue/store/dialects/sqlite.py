@@ -25,6 +25,7 @@ class SQLiteDialect(Dialect):
     skip_locked = ""
     has_sessions = False
     lock_rows = ""
+    clock = "NULL"
     chains_writes = False
     shard = "0"
     freeze_counts = ""
