@@ -11,12 +11,12 @@ import logging
 import os
 import selectors
 import threading
-import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from django.db import connections
 
+from relay_queue.db.inherited import keep_from_children
 from relay_queue.wakeup.notify import FIND_CHANNEL
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ POOLED = (
 
 MAX_DELAY_SECONDS = 1.0
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
 
 class Session:
     """The session of one worker process; it belongs to the loop's thread.
@@ -96,7 +94,6 @@ class Session:
         os.set_blocking(self._reader, False)
         self._selector.register(self._reader, selectors.EVENT_READ)
         self._adopt(line)
-        _sessions.add(self)
 
     @property
     def held(self) -> bool:
@@ -144,6 +141,8 @@ class Session:
         for own in ("context", "cursor_factory", "prepare_threshold"):
             wanted.pop(own, None)
         line = psycopg.connect(**{**CONNECT_PARAMETERS, **wanted}, autocommit=True)
+        # A child that outlives the worker would keep the dead worker's lock.
+        keep_from_children(line)
         try:
             line.execute(TUNE)
             if self._server_pid is not None:
@@ -200,20 +199,3 @@ class Session:
                 self._dialled = line
                 os.write(self._writer, b"!")
             return
-
-    def _leave_to_parent(self) -> None:
-        """Close the child's copy of the socket, without a word to the server.
-
-        Kept open by a child that outlives the worker, it would keep the dead worker's lock.
-        """
-        if self._line is not None:
-            os.close(self._descriptor)
-
-
-def _leave_sessions_to_parent() -> None:
-    for session in list(_sessions):
-        session._leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_sessions_to_parent)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from django.db import Error, connections
 
 from relay_queue import conf, wakeup
+from relay_queue.db.inherited import keep_from_children
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.base import Trouble
 from relay_queue.worker.tick import SLICE_SECONDS
@@ -47,6 +48,7 @@ class Patience:
         first, last = self._line is None, self._line
         # A copy of its own: the number may belong to another file by the time of the cut.
         self._line = socket.socket(fileno=os.dup(descriptor))
+        keep_from_children(self._line)
         if last is not None:
             last.close()
         if first:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import signal
+from typing import Any
 
 from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from relay_queue import conf
+from relay_queue.db.inherited import keep_from_children
 from relay_queue.store.dialects import dialect_for
 from relay_queue.worker.identity import Identity, register
 from relay_queue.worker.loop import Loop
@@ -32,6 +36,7 @@ def run(options: WorkerOptions, control: int) -> int:
         # A signal to the whole group reaches the supervisor too, and it alone counts them. Not
         # SIG_IGN: programs that task functions start would inherit that.
         signal.signal(number, lambda *_: None)
+    connection_created.connect(_keep_from_children, dispatch_uid="relay_queue.worker.service")
     waiting = Waiting(control)
     identity = _join(options, waiting)
     if identity is None:
@@ -45,6 +50,12 @@ def run(options: WorkerOptions, control: int) -> int:
         # The lock is the proof of our death. Whoever leaves open leases behind must leave it, too:
         # it drops with the process, and the next prober ends the leases at once.
         identity.retire(keep_lock=not loop.left)
+
+
+def _keep_from_children(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
+    """Note the connection of the loop or of a function; SQLite's has no descriptor to keep."""
+    if hasattr(connection.connection, "fileno"):
+        keep_from_children(connection.connection)
 
 
 def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
