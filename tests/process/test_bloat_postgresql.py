@@ -15,7 +15,7 @@ from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, on_postgresql
 
-JOBS = int(os.environ.get("RELAY_TORTURE_JOBS", "1000000"))
+JOBS = int(os.environ.get("RELAY_TORTURE_BLOAT_JOBS", "1000000"))
 BATCH = 10_000
 WAITING = 50_000
 """Jobs that wait at the most: a queue that is worked off while it is filled."""
