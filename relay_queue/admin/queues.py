@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -15,13 +16,13 @@ from django.utils.translation import gettext_lazy as _
 from relay_queue.admin import cells, queuepage, words
 from relay_queue.admin.acts.queues import QueueActs
 from relay_queue.admin.dashboard.links import Links
-from relay_queue.admin.reading import DETAIL_STYLES, ReadingAdmin
+from relay_queue.admin.reading import DetailAdmin
 from relay_queue.models import Queue, QueueCount
 from relay_queue.states import UNFINISHED, State
 
 
 @admin.register(Queue)
-class QueueAdmin(QueueActs, ReadingAdmin):
+class QueueAdmin(QueueActs, DetailAdmin):
     """Queues by name."""
 
     list_display = (
@@ -36,25 +37,13 @@ class QueueAdmin(QueueActs, ReadingAdmin):
         "aging",
     )
     search_fields = ("name",)
-    # The page shows all of a queue itself.
-    fields = ()
     change_form_template = "admin/relay_queue/queue.html"
 
-    class Media:
-        """The look of the page of one queue."""
-
-        css: ClassVar[dict[str, list[str]]] = {"all": DETAIL_STYLES}
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
-    ) -> HttpResponse:
+    def detail(self, request: HttpRequest, shown: Queue) -> Mapping[str, object]:
         """Show the queue."""
-        queue = options.get("obj")
-        if isinstance(queue, Queue):
-            context |= queuepage.context(request, queue, Links(request, self.admin_site))
-            title = gettext("Queue %(name)s") % {"name": queue.pk}
-            context |= {"title": title, "subtitle": None}
-        return super().render_change_form(request, context, *args, **options)
+        links = Links(request, self.admin_site)
+        title = gettext("Queue %(name)s") % {"name": shown.pk}
+        return {"title": title, **queuepage.context(request, shown, links)}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs; the counters are short and exact."""

@@ -32,14 +32,6 @@ MOST_LISTED: Final = 10_000
 """Rows that a list without a walk reaches at the most; filters and the search lead to the others."""
 
 
-DETAIL_STYLES: Final = [
-    "relay_queue/dashboard.css",
-    "relay_queue/job.css",
-    "relay_queue/detail.css",
-]
-"""The look of the page of one queue or worker, which has charts like the dashboard."""
-
-
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts no further than ``MOST_LISTED``: counting a million rows takes longer than a page."""
 
@@ -137,6 +129,36 @@ def _parameters(listed: Any) -> Sequence[str]:
     if isinstance(listed, tuple):
         return [f"{listed[0]}__range__{end}_{part}" for end in ("gte", "lte") for part in (0, 1)]
     return [listed.parameter_name]
+
+
+class DetailAdmin(ReadingAdmin):
+    """A page that shows all of one row itself, instead of a list of its fields."""
+
+    fields = ()
+
+    class Media:
+        """The look of the page of one row, which has charts like the dashboard."""
+
+        css: ClassVar[dict[str, list[str]]] = {
+            "all": [
+                "relay_queue/dashboard.css",
+                "relay_queue/job.css",
+                "relay_queue/detail.css",
+            ]
+        }
+
+    def detail(self, request: HttpRequest, shown: Any) -> Mapping[str, object]:
+        """Return the title of the page and what its template shows of the row."""
+        raise NotImplementedError  # each page says: Django's metaclass leaves no room for ABC
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Show the row."""
+        shown = options.get("obj")
+        if shown is not None:
+            context |= {"subtitle": None, **self.detail(request, shown)}
+        return super().render_change_form(request, context, *args, **options)
 
 
 class WalkingAdmin(ReadingAdmin):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
 
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -15,7 +15,7 @@ from relay_queue.admin.acts.workers import WorkerActs
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.dashboard.panels import worker_badge
 from relay_queue.admin.lists.filters import PresenceFilter
-from relay_queue.admin.reading import DETAIL_STYLES, ReadingAdmin
+from relay_queue.admin.reading import DetailAdmin
 from relay_queue.models import Worker
 
 
@@ -30,7 +30,7 @@ class StoppedFilter(PresenceFilter):
 
 
 @admin.register(Worker)
-class WorkerAdmin(WorkerActs, ReadingAdmin):
+class WorkerAdmin(WorkerActs, DetailAdmin):
     """Worker processes, the newest first."""
 
     list_display = (
@@ -49,25 +49,13 @@ class WorkerAdmin(WorkerActs, ReadingAdmin):
     search_fields = ("name", "host")
     search_help_text = _("A part of the name or of the host")
     ordering = ("-id",)
-    # The page shows all of a worker itself.
-    fields = ()
     change_form_template = "admin/relay_queue/worker.html"
 
-    class Media:
-        """The look of the page of one worker."""
-
-        css: ClassVar[dict[str, list[str]]] = {"all": DETAIL_STYLES}
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
-    ) -> HttpResponse:
+    def detail(self, request: HttpRequest, shown: Worker) -> Mapping[str, object]:
         """Show the worker."""
-        worker = options.get("obj")
-        if isinstance(worker, Worker):
-            context |= workerpage.context(request, worker, Links(request, self.admin_site))
-            title = gettext("Worker %(name)s") % {"name": worker.name}
-            context |= {"title": title, "subtitle": None}
-        return super().render_change_form(request, context, *args, **options)
+        links = Links(request, self.admin_site)
+        title = gettext("Worker %(name)s") % {"name": shown.name}
+        return {"title": title, **workerpage.context(request, shown, links)}
 
     @admin.display(description=_("process"))
     def place(self, worker: Worker) -> str:
