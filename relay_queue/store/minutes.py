@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
-
-from relay_queue import conf
-from relay_queue.store.dialects import dialect_for
+from relay_queue.store import reads
 
 BY_MINUTE = """
     SELECT minute, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
@@ -193,7 +190,7 @@ def _counts(histograms: list[dict[str, int]]) -> dict[int, int]:
 
 
 def _fill(spans: list[Span], rows: Iterable[tuple[Any, ...]]) -> None:
-    from_db = dialect_for(connections[conf.get().database]).from_db
+    from_db = reads.dialect().from_db
     starts = [span.start for span in spans]
     for minute, *counts in rows:
         at = bisect_right(starts, from_db(minute)) - 1
@@ -201,7 +198,4 @@ def _fill(spans: list[Span], rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _rows(statement: str, since: datetime, *params: Any) -> list[tuple[Any, ...]]:
-    connection = connections[conf.get().database]
-    with connection.cursor() as cursor:
-        cursor.execute(statement, [dialect_for(connection).to_db(since), *params])
-        return list(cursor.fetchall())
+    return reads.rows(statement, reads.dialect().to_db(since), *params)

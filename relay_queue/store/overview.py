@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-from django.db import connections
-
-from relay_queue import conf
 from relay_queue.states import INTERRUPTED
-from relay_queue.store import inspect, minutes, report
-from relay_queue.store.dialects import dialect_for
+from relay_queue.store import inspect, minutes, reads, report
 
 NEXT_DUE = """
     SELECT state, min(available_at) FROM (
@@ -80,20 +76,10 @@ def read() -> Overview:
 
 
 def _next_due() -> dict[str, datetime]:
-    from_db = _dialect().from_db
-    return {state: from_db(moment) for state, moment in _rows(NEXT_DUE, LOOKED_AT_FOR_DUE)}
+    from_db = reads.dialect().from_db
+    return {state: from_db(moment) for state, moment in reads.rows(NEXT_DUE, LOOKED_AT_FOR_DUE)}
 
 
 def _interrupted_since(moment: datetime) -> int:
-    ((jobs,),) = _rows(INTERRUPTED_SINCE, _dialect().to_db(moment), MOST_INTERRUPTED)
+    ((jobs,),) = reads.rows(INTERRUPTED_SINCE, reads.dialect().to_db(moment), MOST_INTERRUPTED)
     return int(jobs)
-
-
-def _dialect() -> Any:
-    return dialect_for(connections[conf.get().database])
-
-
-def _rows(statement: str, *params: Any) -> list[tuple[Any, ...]]:
-    with connections[conf.get().database].cursor() as cursor:
-        cursor.execute(statement, params)
-        return list(cursor.fetchall())

@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db import connections
-
 from relay_queue import conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease, Queue, Worker
 from relay_queue.states import ANSWERED, UNFINISHED, State
-from relay_queue.store import inspect, verdicts
-from relay_queue.store.dialects import dialect_for
+from relay_queue.store import inspect, reads, verdicts
 from relay_queue.verdict import Verdict, has_answered, judge
 
 COUNTS = """
@@ -144,11 +141,11 @@ def queues(now: datetime) -> list[QueueStatus]:
         row.name: QueueStatus(row.name, *(getattr(row, name) for name in fields))
         for row in Queue.objects.using(_alias())
     }
-    for queue, state, n in _rows(COUNTS):
+    for queue, state, n in reads.rows(COUNTS):
         found.setdefault(queue, QueueStatus(queue)).counts[state] = int(n)
-    for name, since in _rows(OLDEST_READY, LOOKED_AT_FOR_OLDEST):
+    for name, since in reads.rows(OLDEST_READY, LOOKED_AT_FOR_OLDEST):
         if since is not None and name in found:
-            found[name].oldest_wait_seconds = _waited(since, now)
+            found[name].oldest_wait_seconds = waited_seconds(since, now)
     return [found[name] for name in sorted(found)]
 
 
@@ -157,7 +154,7 @@ def workers(now: datetime) -> list[WorkerStatus]:
     rows = Worker.objects.using(_alias())
     live = rows.filter(stopped_at__isnull=True).order_by("name", "id")
     stopped = rows.filter(stopped_at__gte=now - RECENTLY_STOPPED).order_by("-stopped_at", "-id")
-    held = dict(_rows(OPEN_PER_WORKER))
+    held = dict(reads.rows(OPEN_PER_WORKER))
     return [
         WorkerStatus(row, held.get(row.id, 0), (now - row.heartbeat_at).total_seconds())
         for row in [*live, *stopped[:MOST_STOPPED_WORKERS]]
@@ -166,14 +163,13 @@ def workers(now: datetime) -> list[WorkerStatus]:
 
 def refused_since(moment: datetime) -> int:
     """Return how many owners came back late since a time and were refused."""
-    connection = connections[_alias()]
-    ((n,),) = _rows(REFUSED_SINCE, dialect_for(connection).to_db(moment))
+    ((n,),) = reads.rows(REFUSED_SINCE, reads.dialect().to_db(moment))
     return int(n)
 
 
 def ledger_totals() -> LedgerTotals:
     """Count the whole ledger. Reads every lease: about a second for a million."""
-    rows = _rows(LEDGER_TOTALS)
+    rows = reads.rows(LEDGER_TOTALS)
     return LedgerTotals(
         outcomes={outcome or "open": n for outcome, n, _ in sorted(rows)},
         refused=sum(refused for _, _, refused in rows),
@@ -210,16 +206,10 @@ def _named(lease: Lease) -> str:
     return f"{lease.attempt} ({lease.outcome}{late})"
 
 
-def _waited(since: Any, now: datetime) -> float:
-    ready_since = dialect_for(connections[_alias()]).from_db(since)
-    return max((now - ready_since).total_seconds(), 0.0)
+def waited_seconds(since: Any, now: datetime) -> float:
+    """Return how long a job has been ready since a time as the database tells it, in seconds."""
+    return max((now - reads.dialect().from_db(since)).total_seconds(), 0.0)
 
 
 def _alias() -> str:
     return conf.get().database
-
-
-def _rows(statement: str, *params: Any) -> list[tuple[Any, ...]]:
-    with connections[_alias()].cursor() as cursor:
-        cursor.execute(statement, params)
-        return list(cursor.fetchall())

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-from django.db import connections
-
-from relay_queue import conf
 from relay_queue.models import Queue, Worker
-from relay_queue.store.dialects import dialect_for
-from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus
+from relay_queue.store import reads
+from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus, waited_seconds
 
 COUNTS_OF = """
     SELECT state, SUM(n) FROM relay_queue_queuecount
@@ -66,17 +63,15 @@ AFTER_HEARTBEAT: Final = timedelta(minutes=1)
 def of_queue(queue: Queue, now: datetime) -> QueueStatus:
     """Return how one queue stands; see `relay_queue.store.report.queues`."""
     limits = (queue.capacity, queue.max_running, queue.aging_seconds, queue.paused_at)
-    counts = {state: int(n) for state, n in _rows(COUNTS_OF, queue.pk)}
-    ((since,),) = _rows(OLDEST_OF, queue.pk, LOOKED_AT_FOR_OLDEST)
-    waited = None
-    if since is not None:
-        waited = max((now - _dialect().from_db(since)).total_seconds(), 0.0)
+    counts = {state: int(n) for state, n in reads.rows(COUNTS_OF, queue.pk)}
+    ((since,),) = reads.rows(OLDEST_OF, queue.pk, LOOKED_AT_FOR_OLDEST)
+    waited = None if since is None else waited_seconds(since, now)
     return QueueStatus(queue.pk, *limits, counts, waited)
 
 
 def next_in_line(queue: str, limit: int) -> list[int]:
     """Return the ids of the jobs of a queue that will be claimed next, in that order."""
-    return [job_id for (job_id,) in _rows(NEXT_OF, queue, limit)]
+    return [job_id for (job_id,) in reads.rows(NEXT_OF, queue, limit)]
 
 
 def last_ended(worker: Worker, limit: int) -> list[int]:
@@ -84,16 +79,6 @@ def last_ended(worker: Worker, limit: int) -> list[int]:
 
     Looked for among the ``LOOKED_AT_FOR_WORKER`` leases that were granted before it fell silent.
     """
-    moment = _dialect().to_db(worker.heartbeat_at + AFTER_HEARTBEAT)
-    ((last,),) = _rows(LAST_GRANTED_BY, moment, moment)
-    return [pk for (pk,) in _rows(ENDED_OF, last, LOOKED_AT_FOR_WORKER, worker.pk, limit)]
-
-
-def _dialect() -> Any:
-    return dialect_for(connections[conf.get().database])
-
-
-def _rows(statement: str, *params: Any) -> list[tuple[Any, ...]]:
-    with connections[conf.get().database].cursor() as cursor:
-        cursor.execute(statement, params)
-        return list(cursor.fetchall())
+    moment = reads.dialect().to_db(worker.heartbeat_at + AFTER_HEARTBEAT)
+    ((last,),) = reads.rows(LAST_GRANTED_BY, moment, moment)
+    return [pk for (pk,) in reads.rows(ENDED_OF, last, LOOKED_AT_FOR_WORKER, worker.pk, limit)]

@@ -21,6 +21,7 @@ from relay_queue import conf
 from relay_queue import payload as payload_codec
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease, QueueCount
+from relay_queue.store import reads
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.faults import Fault, JobRow, LeaseRow, judge
 
@@ -172,7 +173,7 @@ def _verify_log(found: Verification, database_path: str) -> None:
 def _verify_file(found: Verification) -> None:
     """Let SQLite check its pages and indexes."""
     try:
-        for (line,) in _rows(f"PRAGMA integrity_check({MOST_PAGE_FAULTS})"):
+        for (line,) in reads.rows(f"PRAGMA integrity_check({MOST_PAGE_FAULTS})"):
             if line != "ok":
                 found.add(Fault("database_corrupt", f"SQLite integrity check: {line}"))
     except DatabaseError as error:
@@ -187,20 +188,20 @@ def _has_tables(found: Verification) -> bool:
 
 
 def _verify_foreign_keys(found: Verification) -> None:
-    for _, row, parent, _ in _rows("PRAGMA foreign_key_check(relay_queue_lease)"):
+    for _, row, parent, _ in reads.rows("PRAGMA foreign_key_check(relay_queue_lease)"):
         found.add(Fault("foreign_key", f"lease {row} has no row in {parent}", lease_id=row))
 
 
 def _verify_links(found: Verification) -> None:
     """Look for leases of no job: a server keeps this rule itself, unless its index is damaged."""
-    for lease_id, job_id in _rows(LEASES_OF_NO_JOB, MOST_PAGE_FAULTS):
+    for lease_id, job_id in reads.rows(LEASES_OF_NO_JOB, MOST_PAGE_FAULTS):
         message = f"lease {lease_id} has no row in relay_queue_job, whose id would be {job_id}"
         found.add(Fault("foreign_key", message, lease_id=lease_id))
 
 
 def _verify_jobs(found: Verification, jobs_per_range: int, progress: Progress) -> None:
     """Check payloads and ledger range by range, so that no snapshot lives long."""
-    ((total,),) = _rows(ESTIMATE)
+    ((total,),) = reads.rows(ESTIMATE)
     for after, end, jobs in _ranges(jobs_per_range):
         for fault in _range_faults(after, end):
             found.add(fault)
@@ -212,7 +213,7 @@ def _ranges(jobs_per_range: int) -> Iterator[tuple[int, int, int]]:
     """Yield (after this id, up to this id, jobs in between) until there are no more jobs."""
     after = 0
     while True:
-        ((end, jobs),) = _rows(RANGE_END, after, jobs_per_range)
+        ((end, jobs),) = reads.rows(RANGE_END, after, jobs_per_range)
         if end is None:
             return
         yield after, end, jobs
@@ -236,7 +237,7 @@ def _require_damage(error: DatabaseError) -> None:
 
     A server says so of its own; a file whose rows cannot be read may have become anything.
     """
-    dialect = dialect_for(connections[conf.get().database])
+    dialect = reads.dialect()
     trouble = dialect.diagnose(error)
     if trouble != "unknown" and (dialect.has_sessions or trouble != "data"):
         raise error
@@ -278,7 +279,7 @@ def _ledgers(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[JobRow, list[Lease
 
 
 def _verify_counters(found: Verification) -> None:
-    for queue, state, counted, jobs in _rows(WRONG_COUNTERS):
+    for queue, state, counted, jobs in reads.rows(WRONG_COUNTERS):
         message = f"queue {queue!r} counts {counted} {state} jobs and has {jobs}"
         found.add(Fault("counter", message))
 
@@ -294,9 +295,3 @@ def _stream(statement: str, *params: Any) -> Iterator[Iterable[Sequence[Any]]]:
     with block, connection.chunked_cursor() as cursor:
         cursor.execute(statement, params)
         yield cursor
-
-
-def _rows(statement: str, *params: Any) -> list[tuple[Any, ...]]:
-    with connections[conf.get().database].cursor() as cursor:
-        cursor.execute(statement, params)
-        return list(cursor.fetchall())
