@@ -54,12 +54,9 @@ class Transaction:
     Every verb of the store takes one. Verbs that share a transaction commit together or not at all.
     """
 
-    def __init__(
-        self, connection: BaseDatabaseWrapper, dialect: Dialect, waited: float, *, joined: bool
-    ) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, dialect: Dialect, *, joined: bool) -> None:
         self.connection = connection
         self.dialect = dialect
-        self.waited_seconds = waited
         self.joined = joined
         self.now: datetime = dialect.now(connection)
         self.now_db: Any = dialect.to_db(self.now)
@@ -196,9 +193,9 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
             self._block = django_transaction.atomic(using=connection.alias)
         else:
             self._block = dialect.outermost(connection, self.wait_seconds, first=self.first)
-        waited = self._block.__enter__() or 0.0
+        self._block.__enter__()
         try:
-            self._tx = Transaction(connection, dialect, waited, joined=joined)
+            self._tx = Transaction(connection, dialect, joined=joined)
         except BaseException:
             self._block.__exit__(*sys.exc_info())
             raise
