@@ -21,6 +21,7 @@ from relay_queue.exceptions import IdempotencyConflict, QueueFull
 from relay_queue.models import Lease, QueueCount, Worker
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
+from tests import tasks
 from tests.conftest import wait_until
 from tests.store.actions import (
     ack,
@@ -357,6 +358,23 @@ def test_what_a_deadlock_undid_is_begun_again(other: Other) -> None:
         assert store.in_transaction(crosswise).created
     assert len(tries) == 2
     assert real_counts() == {("a", "ready"): 3, ("b", "ready"): 3}
+    assert_counters_exact()
+
+
+def test_an_enqueue_that_a_deadlock_undid_is_begun_again(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = store.enqueue
+
+    with deadlock(other) as (crosswise, tries):
+
+        def put_crosswise(tx: store.Transaction, wanted: store.NewJob) -> store.Enqueued:
+            is_ours = wanted.terms.task == tasks.note.module_path
+            return crosswise(tx) if is_ours else put(tx, wanted)
+
+        monkeypatch.setattr(store, "enqueue", put_crosswise)
+        tasks.note.enqueue("once")
+    assert len(tries) == 2
     assert_counters_exact()
 
 
