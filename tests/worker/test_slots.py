@@ -118,6 +118,8 @@ def test_threads_are_named_started_when_needed_and_reused(
     assert slot_threads() == ["relay-slot-1"]
     start(slots, *(claim_of(tasks.wait) for _ in range(3)))
     assert slot_threads() == ["relay-slot-1", "relay-slot-2", "relay-slot-3"]
+    # Behind an open gate a thread that is slow to start would leave its job to another.
+    wait_until(lambda: all(running.thread for running in slots.running.values()))
     gate.set()
     assert set(results(take(slots, 3)).values()) == {
         '"relay-slot-1"',
