@@ -19,6 +19,7 @@ from relay_queue.worker.context import TIMED_OUT, JobContext
 from relay_queue.worker.database import Database
 from relay_queue.worker.held import Leases
 from relay_queue.worker.identity import Identity
+from relay_queue.worker.listening import Listening
 from relay_queue.worker.maintenance import Maintenance
 from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
 from relay_queue.worker.orders import Orders
@@ -44,6 +45,9 @@ FRUITLESS_REST_SECONDS = 1.0
 LEAVE_SECONDS = 10.0
 """How long a worker tries to write its last outcomes: less than the supervisor waits after QUIT."""
 
+HAND_OVER_SECONDS = 0.001
+"""How long a loop that could go on leaves the interpreter to the functions that it has started."""
+
 WAITING = frozenset({State.RETRYING, State.SCHEDULED})
 
 
@@ -65,10 +69,8 @@ class Loop:
         self.maintenance = Maintenance()
         self.backends = None if options.backend is None else [options.backend]
         self.outcomes = Outcomes(self.slots.take_finished)
-        self.rung = False
-        self.known: set[str] = set()
-        self.queues: list[str] = []
-        self.limited: set[str] = set()
+        self.listening = Listening(options, self.pace, self.timers)
+        self.handing_over = False
         self.wanted_since: float | None = None
         self.careful = False
         self.in_doubt = False
@@ -101,11 +103,12 @@ class Loop:
 
     def _turn(self) -> None:
         woken = self.waiting.wait(self._seconds_to_wait())
+        self.handing_over = False
         if woken.drain or woken.quit:
             self._stop(at_once=woken.quit)
         self.timers.overslept(woken.late_seconds)
         self._keep_time_limits()  # before the first read, which may find the database locked
-        self.rung = self.rung or woken.rung  # kept: a look that fails must be tried again
+        self.listening.hear(woken)
         with self.database:
             if self.database.usable():
                 self._work(woken)
@@ -124,8 +127,9 @@ class Loop:
     def _seconds_to_wait(self) -> float:
         if self.database.lost:
             return self.database.retry_in()
-        if self._wants_tick():
-            return self.timers.retry_in()
+        if self._wants_tick() or self.listening.owes_glance:
+            pause = HAND_OVER_SECONDS if self.handing_over else 0.0
+            return max(pause, self.timers.retry_in())
         return self.timers.seconds_until(
             self.leases.next_event(time.monotonic()),
             self.maintenance.next_at,
@@ -136,39 +140,15 @@ class Loop:
 
     def _read(self, woken: Woken) -> None:
         """Look, glance or probe, as the bell, the supervisor and the timers ask for."""
-        if woken.look:
-            self.timers.look_soon()
-        if self.timers.look_due():
-            self._look()
-        elif self.rung:
-            self._glance()
+        if self.listening.read(may_claim_at_once=self._may_claim_at_once()):
+            self._check_leases()
         if woken.look or self.timers.probe_due():
             self._probe()
 
-    def _glance(self) -> None:
-        """What a ring can mean, in as few reads as possible: the way of a job to its function."""
-        ready = store.inspect.ready_queues()
-        if ready - self.known:
-            self._look()  # a queue that was not there before
-            return
-        self.rung = False
-        if not ready.isdisjoint(self.queues):
-            self.pace.more = True  # when the next job is due can wait for the next probe
-        else:
-            self.timers.plan(*store.inspect.next_times(), clock.now())
-        self._check_leases()
-
-    def _look(self) -> None:
-        """A read without the gate: is there work for us, and are our leases still ours?"""
-        found = store.inspect.look()
-        self.rung = False
-        self.timers.looked()
-        self.timers.plan(found.next_due_at, found.next_expiry_at, clock.now())
-        self.known, self.limited = set(found.queues), found.limited
-        self.queues = self.options.served(found.queues)
-        if not found.ready.isdisjoint(self.queues):
-            self.pace.more = True
-        self._check_leases()
+    def _may_claim_at_once(self) -> bool:
+        """Whether a ring can be answered by a claim: with nothing else to be told, and cheaply."""
+        # Jobs of other backends have no index of their own to be passed over by.
+        return not self.slots.running and self.backends is None and self._may_claim() > 0
 
     def _check_leases(self) -> None:
         if self.in_doubt:
@@ -220,21 +200,25 @@ class Loop:
         )
 
     def _places(self) -> int:
-        """How many jobs may be claimed now."""
+        """How many jobs are to be claimed now."""
+        return self.pace.ask(self._may_claim())
+
+    def _may_claim(self) -> int:
+        """How many jobs may be claimed now, if there are any."""
         may_claim = self.timers.may_claim() and self.identity.is_proven
         if self.stop_by is not None or self.orders.quiet or not may_claim:
             return 0
         free = self.slots.free
         if self.options.max_jobs is not None:
             free = min(free, self.options.max_jobs - self.claimed)
-        return self.pace.ask(free)
+        return free
 
     def _plan(self, now: float, waited_seconds: float) -> Plan:
         return Plan(
             worker_id=self.identity.worker_id,
             settlements=self._settlements,
             places=self._places,
-            queues=self.pace.ring(self.queues),
+            queues=self.pace.ring(self.listening.queues),
             backends=self.backends,
             lease_seconds=self.options.lease_seconds,
             suspects=max(0, 1 - self.leases.suspects()),
@@ -312,7 +296,7 @@ class Loop:
             if answer.reason:
                 logger.warning("Lease %s was refused: %s.", answer.lease_id, answer.reason)
             waits = waits or answer.state in WAITING
-            room = room or answer.queue in self.limited
+            room = room or answer.queue in self.listening.limited
             # With this suspect gone another may be claimed.
             self.pace.more = self.pace.more or (held is not None and held.claim.suspect)
         if waits:
@@ -331,6 +315,7 @@ class Loop:
             self.leases.grant(claim, context, began)
             self.slots.start(claim, context)
         self.claimed += len(claims)
+        self.handing_over = bool(claims)
 
     # -- time limits
 
@@ -378,7 +363,9 @@ class Loop:
         busy = not self.options.drain or self.pace.more or self.timers.due
         if busy or not self.database.usable():
             return False
-        return store.inspect.busy_queues(self.backends).isdisjoint(self.options.served(self.queues))
+        return store.inspect.busy_queues(self.backends).isdisjoint(
+            self.options.served(self.listening.queues)
+        )
 
     def _leave(self) -> None:
         """Hand back what is unfinished, uncharged, and mark the row as stopped.

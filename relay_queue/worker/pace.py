@@ -12,11 +12,15 @@ class Pace:
     """Begin with one job, double while the queues fill the claim, fall back to one when they do not.
 
     A light load is then spread over the workers instead of being hoarded by the first to wake; a
-    heavy one is taken in batches. ``more`` says that another claim may find something.
+    heavy one is taken in batches. ``more`` says that another claim may find something, and ``sure``
+    that a ring is worth a claim without a read before it: the last claim after one was not in vain.
+    Of many idle workers that are rung for one job, only who was the first last time tries at once.
     """
 
     def __init__(self) -> None:
         self.more = False
+        self.sure = True
+        self._trying = False
         self._size = 1
         self._last_queue: str | None = None
         self._rest_until = 0.0
@@ -26,6 +30,15 @@ class Pace:
         if not self.more or time.monotonic() < self._rest_until:
             return 0
         return min(places, self._size)
+
+    def expect(self) -> None:
+        """Claim because of a ring; what comes of it says whether the next ring is worth it, too."""
+        self.more = self._trying = True
+
+    def see_none(self) -> None:
+        """Take in that a read has found no work."""
+        self.more = False
+        self._size = 1
 
     def rest(self, seconds: float) -> None:
         """Claim nothing for a while: the last claim searched long and found nothing."""
@@ -43,6 +56,8 @@ class Pace:
         """Take in how many jobs a claim asked for and got."""
         if asked < 1:
             return
+        if self._trying:
+            self.sure, self._trying = bool(claims), False
         if claims:
             self._last_queue = claims[-1].queue
         self.more = len(claims) >= asked

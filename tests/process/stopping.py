@@ -23,7 +23,7 @@ POINTS = (
     "service._join",
     "service.register",
     "loop.Loop.run",
-    "loop.Loop._look",
+    "listening.Listening._look",
     "loop.Loop._probe",
     "loop.tick",
     "tick._recover",

@@ -122,6 +122,24 @@ def test_an_empty_queue_gives_nothing_and_counts_nothing() -> None:
     assert do(store.claim, worker_id=None, queues=[], limit=3) == []
 
 
+CHANGES = {
+    "sqlite": "SELECT total_changes()",
+    "postgresql": "SELECT pg_current_xact_id_if_assigned()",
+}
+"""What differs once a transaction has something that its commit must flush to the disk."""
+
+
+def test_a_claim_in_vain_gives_its_commit_nothing_to_flush(engine: str) -> None:
+    enqueue(queue="other")
+    with store.transaction(wait_seconds=1.0, first=True) as tx:
+        before = tx.fetch(CHANGES[engine])
+        claimed = store.claim(tx, worker_id=None, queues=["default", "gone"], limit=2)
+        tx.flush()
+        assert (claimed, tx.fetch(CHANGES[engine])) == ([], before)
+        store.claim(tx, worker_id=None, queues=["other"], limit=1)
+        assert tx.fetch(CHANGES[engine]) != before
+
+
 def test_a_queue_named_twice_is_served_once() -> None:
     ids = enqueue_each(3)
     assert claimed_ids(9, "default", "default") == ids

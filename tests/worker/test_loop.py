@@ -7,12 +7,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
 from psycopg.errors import DiskFull, IoError, LockNotAvailable
 
+from relay_queue import clock, store
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Settlement
@@ -20,10 +22,10 @@ from relay_queue.worker import loop as module
 from relay_queue.worker import tick as tick_module
 from relay_queue.worker import timers
 from relay_queue.worker.identity import register
-from relay_queue.worker.loop import EXIT_UNKNOWN, Loop
+from relay_queue.worker.loop import EXIT_UNKNOWN, HAND_OVER_SECONDS, Loop
 from relay_queue.worker.options import DRAIN, QUIT, READY, WorkerOptions
 from relay_queue.worker.tick import Done, Plan, tick
-from relay_queue.worker.waiting import Waiting
+from relay_queue.worker.waiting import Waiting, Woken
 from tests import tasks
 from tests.conftest import wait_until
 from tests.store import actions
@@ -210,6 +212,191 @@ def test_excluded_queues_are_left_alone(serve: Serve) -> None:
     tasks.note.using(queue_name="theirs").enqueue("theirs")
     assert serve(exclude_queues=("theirs",)) == 0
     assert tasks.calls == ["mine"]
+
+
+# --- a ring ---------------------------------------------------------------------------------
+
+
+class Script(Waiting):
+    """Sleeps that end as a test says, at once, and the seconds that the loop asked for."""
+
+    def __init__(self, line: socket.socket, turns: Iterator[Woken]) -> None:
+        super().__init__(line.fileno())
+        self.turns = turns
+        self.asked = 0.0
+
+    def wait(self, seconds: float) -> Woken:
+        """Let the test go on until it says why the sleep ends."""
+        self.asked = seconds
+        return next(self.turns)
+
+
+class Played:
+    """A loop whose every turn is told to it, what it did since it was last asked, and its sleeps."""
+
+    def __init__(self, line: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.line = line
+        self.did: list[str] = []
+        glance = store.inspect.ready_queues
+
+        def glancing() -> set[str]:
+            self.did.append("glance")
+            return glance()
+
+        def ticking(plan: Plan) -> Done:
+            done = tick(plan)
+            if done.asked:
+                self.did.append(f"claim {len(done.claims)}")
+            return done
+
+        monkeypatch.setattr(store.inspect, "ready_queues", glancing)
+        monkeypatch.setattr(module, "tick", ticking)
+
+    def run(self, turns: Callable[[], Iterator[Woken]], **changes: Any) -> None:
+        """Run a loop from its first look to the end of the turns."""
+
+        def every() -> Iterator[Woken]:
+            yield from (Woken(), Woken())  # the first look and the first tick
+            self.did.clear()
+            yield from turns()
+            tasks.gate.set()
+            yield Woken(quit=True)
+
+        options = WorkerOptions(**{**OPTIONS, "drain": False, **changes})
+        identity = register(options)
+        self.waiting = Script(self.line, every())
+        self.loop = Loop(options, identity, self.waiting)
+        try:
+            assert self.loop.run() == 0
+        finally:
+            identity.retire(keep_lock=False)
+            self.loop.slots.close()
+            tasks.gate.set()
+            wait_until(lambda: not [t for t in threading.enumerate() if "relay-slot" in t.name])
+
+
+@pytest.fixture
+def played(
+    supervisor: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
+) -> Played:
+    settings.RELAY = {**settings.RELAY, "POLL_SECONDS": 300.0}
+    for name in ("PROBE_SECONDS", "FLUSH_SECONDS"):
+        monkeypatch.setattr(timers, name, 300.0)
+    actions.enqueue(run_after=clock.now() + timedelta(days=1))  # so that the queue is known
+    return Played(supervisor[1], monkeypatch)
+
+
+def test_an_idle_loop_claims_at_once_when_it_is_rung_and_glances_afterwards(played: Played) -> None:
+    def turns() -> Iterator[Woken]:
+        for number in range(2):
+            tasks.note.enqueue(number)
+            yield Woken(rung=True)
+            assert played.did == ["claim 1"]
+            assert played.waiting.asked >= HAND_OVER_SECONDS, "functions begin before it goes on"
+            wait_until(lambda: played.loop.slots.has_finished)
+            yield Woken()
+            assert played.did == ["claim 1", "glance"]
+            played.did.clear()
+
+    played.run(turns)
+    assert (tasks.calls, states()[1:]) == ([0, 1], ["succeeded"] * 2)
+
+
+def test_a_ring_for_a_job_that_is_due_later_is_planned_for_in_the_turn_behind(
+    played: Played,
+) -> None:
+    def turns() -> Iterator[Woken]:
+        actions.enqueue(run_after=clock.now() + timedelta(seconds=5))
+        yield Woken(rung=True)
+        assert (played.did, played.waiting.asked) == (["claim 0"], 0)
+        yield Woken()
+        assert played.did == ["claim 0", "glance"]
+        assert 0 < played.waiting.asked <= 5
+
+    played.run(turns)
+
+
+def test_a_ring_for_a_queue_that_was_not_there_before_leads_to_its_job(played: Played) -> None:
+    def turns() -> Iterator[Woken]:
+        tasks.note.using(queue_name="new").enqueue("new")
+        yield Woken(rung=True)
+        yield Woken()
+        assert played.did == ["claim 0", "glance", "glance", "claim 1"]
+
+    played.run(turns)
+
+
+def test_a_loop_that_runs_a_function_glances_before_it_claims(played: Played) -> None:
+    def turns() -> Iterator[Woken]:
+        tasks.wait.enqueue()
+        yield Woken(rung=True)
+        yield Woken()
+        played.did.clear()
+        tasks.note.enqueue("second")
+        yield Woken(rung=True)
+        assert played.did == ["glance", "claim 1"]
+
+    played.run(turns)
+
+
+def test_a_running_job_learns_of_its_cancellation_in_the_turn_of_the_ring(played: Played) -> None:
+    def turns() -> Iterator[Woken]:
+        tasks.wait.enqueue()
+        yield Woken(rung=True)
+        yield Woken()
+        played.did.clear()
+        actions.cancel(Job.objects.get(state="running").pk)
+        yield Woken(rung=True)
+        assert (played.did, played.loop.slots.stuck) == (["glance"], 1)
+
+    played.run(turns)
+
+
+def test_a_job_that_was_cancelled_while_it_was_claimed_learns_of_it_in_the_turn_behind(
+    played: Played,
+) -> None:
+    def turns() -> Iterator[Woken]:
+        tasks.wait.enqueue()
+        yield Woken(rung=True)
+        actions.cancel(Job.objects.get(state="running").pk)
+        yield Woken(rung=True)
+        assert (played.did, played.loop.slots.stuck) == (["claim 1", "glance"], 1)
+
+    played.run(turns)
+
+
+@pytest.mark.parametrize("name", ["backend", "quiet", "stopping"])
+def test_a_loop_that_may_not_claim_or_pays_for_it_glances_first(played: Played, name: str) -> None:
+    def turns() -> Iterator[Woken]:
+        if name == "quiet":
+            Worker.objects.update(ordered="quiet")
+            yield Woken(look=True)  # with it the loop reads its orders
+            played.did.clear()
+        if name == "stopping":
+            tasks.wait.enqueue()
+            yield Woken(rung=True)
+            yield Woken(drain=True)
+            played.did.clear()
+        tasks.note.enqueue("one")
+        yield Woken(rung=True)
+        assert played.did == ["glance"] + ["claim 1"] * (name == "backend")
+
+    played.run(turns, backend="default" if name == "backend" else None)
+
+
+def test_it_claims_no_more_at_a_ring_than_it_may(played: Played) -> None:
+    def turns() -> Iterator[Woken]:
+        for number in range(2):
+            tasks.note.enqueue(number)
+        yield Woken(rung=True)
+        assert played.did == ["claim 1"]
+        wait_until(lambda: played.loop.slots.has_finished)
+        yield Woken()
+
+    played.run(turns, max_jobs=1)
+    assert states()[1:] == ["succeeded", "ready"]
 
 
 # --- told to stop -----------------------------------------------------------------------------
