@@ -323,12 +323,12 @@ class Supervisor:
         now = time.monotonic()
         if step is Stopping.DRAINING:
             limit_seconds = self._options.shutdown_timeout_seconds
-            logger.info("Stopping: workers have %g s to finish what they run", limit_seconds)
             self._tell_all(DRAIN)
+            logger.info("Stopping: workers have %g s to finish what they run", limit_seconds)
             self._escalate_at = now + limit_seconds + DRAIN_GRACE_SECONDS
         elif step is Stopping.QUITTING:
-            logger.warning("Stopping at once: workers hand back what they run")
             self._tell_all(QUIT)
+            logger.warning("Stopping at once: workers hand back what they run")
             self._escalate_at = now + QUIT_GRACE_SECONDS
         else:
             for seat, child in self._children():

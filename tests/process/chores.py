@@ -134,6 +134,14 @@ def fail_for_a_second(context: RelayContext, effects: str) -> None:
         raise ValueError("the first attempt")
 
 
+@task(takes_context=True, backoff=Backoff(base_seconds=3.0, max_seconds=3.0))
+def fail_for_seconds(context: RelayContext, effects: str) -> None:
+    """Fail once, then wait for so long that a test can act meanwhile, whatever the load."""
+    leave(effects, context, "ran")
+    if context.attempt == 1:
+        raise ValueError("the first attempt")
+
+
 @task(takes_context=True, atomic=True, timeout_seconds=2, backoff=AT_ONCE)
 def write_together(context: RelayContext, effects: str, name: str, until: str) -> None:
     """Write a row in the transaction of the ack, and stay in it until a file exists."""
@@ -235,12 +243,21 @@ POISONS = {
 
 
 @task(takes_context=True, backoff=AT_ONCE)
-def hog(context: RelayContext, effects: str, seconds: float) -> None:
+def hog(context: RelayContext, effects: str, seconds: float, until: str) -> None:
     """Keep the interpreter to itself: no other Python thread of the process gets to run."""
     leave(effects, context, "began")
     if context.attempt == 1:
         # PyDLL does not let go of the interpreter while C runs.
         ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+        wait_for(until)
+    leave(effects, context, "ended")
+
+
+@task(takes_context=True, backoff=AT_ONCE)
+def hog_until_opened(context: RelayContext, effects: str, pipe: str) -> None:
+    """Keep the interpreter to itself until somebody opens a named pipe for writing."""
+    leave(effects, context, "began")
+    os.close(ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY))
     leave(effects, context, "ended")
 
 

@@ -29,6 +29,9 @@ on_each_engine = pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 
 on_postgresql = pytest.mark.parametrize("engine", ["postgresql"])
 
+SHORT_SECONDS = 1.0
+"""A time limit to be exceeded by the first attempt, and long for one that ends by itself."""
+
 LOOK_SECONDS = 0.03
 """Between two looks at the tables while a test waits: the workers need the processor more."""
 
@@ -120,6 +123,13 @@ class Farm(Project):
             Worker.objects.filter(stopped_at=None).order_by("id").values_list("pid", flat=True)
         )
 
+    def wait_told(self, supervisor: subprocess.Popen[bytes]) -> None:
+        """Wait until a supervisor has passed on the order to stop: its workers can read it."""
+        wait_until(
+            lambda: "Stopping: workers have" in self.log(supervisor),
+            message=lambda: self.log(supervisor),
+        )
+
     def worker(self) -> int:
         """Return the process id of the only worker."""
         (pid,) = self.workers()
@@ -159,7 +169,9 @@ class Farm(Project):
 
     def wait_runs(self, job_id: int, count: int = 1, word: str | None = None) -> list[Run]:
         """Wait until a job has left so many lines."""
-        wait_until(lambda: len(self.runs(job_id, word)) >= count, 30, lambda: self.story(job_id))
+        wait_until(
+            lambda: len(self.runs(job_id, word)) >= count, message=lambda: self.story(job_id)
+        )
         return self.runs(job_id, word)
 
     def job(self, job_id: int) -> Job:
@@ -174,13 +186,12 @@ class Farm(Project):
         """Return how the leases of a job ended, oldest first; None is an open one."""
         return [lease.outcome for lease in self.leases(job_id)]
 
-    def wait_state(self, job_id: int, *states: str, timeout: float = 30) -> Job:
+    def wait_state(self, job_id: int, *states: str) -> Job:
         """Wait until a job is in one of these states."""
         wait_until(
             lambda: self.job(job_id).state in states,
-            timeout,
-            lambda: self.story(job_id),
-            LOOK_SECONDS,
+            message=lambda: self.story(job_id),
+            interval=LOOK_SECONDS,
         )
         return self.job(job_id)
 
@@ -188,13 +199,12 @@ class Farm(Project):
         """Wait until a late return has been refused and recorded on its lease."""
         wait_until(
             lambda: Lease.objects.filter(pk=lease_id, refused_at__isnull=False).exists(),
-            30,
-            lambda: self.story(Lease.objects.get(pk=lease_id).job_id),
-            LOOK_SECONDS,
+            message=lambda: self.story(Lease.objects.get(pk=lease_id).job_id),
+            interval=LOOK_SECONDS,
         )
         return Lease.objects.get(pk=lease_id)
 
-    def wait_finished(self, timeout: float = 60) -> None:
+    def wait_finished(self, timeout: float = 90) -> None:
         """Wait until every job is in a terminal state."""
         unfinished = Job.objects.filter(finished_at=None)
         wait_until(lambda: not unfinished.exists(), timeout, self.everything, LOOK_SECONDS)

@@ -11,3 +11,11 @@ RELAY_VARIABLE = "RELAY_TEST_SETTINGS"
 
 TASKS: dict[str, Any] = {**_TASKS, "other": _TASKS["default"]}
 RELAY: dict[str, Any] = json.loads(os.environ.get(RELAY_VARIABLE, "{}"))
+
+# When a supervisor has passed on the order to stop is seen by what it says.
+LOGGING: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "loggers": {"relay_queue.supervisor": {"handlers": ["console"], "level": "INFO"}},
+}

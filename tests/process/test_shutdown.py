@@ -11,13 +11,14 @@ import pytest
 
 from relay_queue import clock, store
 from relay_queue.models import Job, Worker, WorkerOrder
+from relay_queue.scratch.workers import freeze
 from relay_queue.worker.timers import PROBE_SECONDS
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, is_alive, on_each_engine, writer_taken
 
-# Long enough for an order to pass through the supervisor to its workers, in seconds.
-PASS_SECONDS = 0.3
+# In which a worker would have claimed what it must not, in seconds.
+CLAIM_SECONDS = 0.3
 
 
 @pytest.mark.parametrize("to_group", [False, True], ids=["supervisor", "group"])
@@ -25,16 +26,16 @@ def test_one_signal_lets_the_running_job_finish_and_claims_nothing_after(
     farm: Farm, to_group: bool
 ) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 30
-    workers = farm.work(processes=2)
+    workers = farm.work(processes=2, concurrency=1)
     running = farm.enqueue(chores.wait, farm.file("go"))
     farm.wait_runs(running, word="began")
     os.killpg(workers.pid, signal.SIGTERM) if to_group else workers.terminate()
-    time.sleep(PASS_SECONDS)
-    waiting = farm.enqueue(chores.note)
-    # The worker that had nothing to do leaves first.
+    farm.wait_told(workers)
+    # The worker that had nothing to do leaves first; the other one's place is free later.
     wait_until(lambda: len(farm.workers()) == 1)
+    waiting = farm.enqueue(chores.note)
     farm.make("go")
-    assert workers.wait(20) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
     assert (farm.job(running).state, farm.outcomes(running)) == ("succeeded", ["acked"])
     assert (farm.job(waiting).state, farm.leases(waiting)) == ("ready", [])
     assert set(Worker.objects.values_list("stop_reason", flat=True)) == {"stopped"}
@@ -44,9 +45,8 @@ def test_workers_that_wait_for_a_locked_database_can_be_stopped(farm: Farm) -> N
     with writer_taken(farm):
         workers = farm.spawn(*farm.command(processes=2))
         wait_until(lambda: len(farm.pids()) == 3)
-        time.sleep(PASS_SECONDS)
         workers.terminate()
-        assert workers.wait(10) == 0, farm.log(workers)
+        assert workers.wait(60) == 0, farm.log(workers)
 
 
 def test_a_stopping_worker_does_not_wait_for_functions_whose_lease_is_over(farm: Farm) -> None:
@@ -55,7 +55,7 @@ def test_a_stopping_worker_does_not_wait_for_functions_whose_lease_is_over(farm:
     stuck = farm.enqueue(chores.wait, farm.file("never"), timeout_seconds=0.1, max_attempts=1)
     farm.wait_state(stuck, "dead")
     workers.terminate()
-    assert workers.wait(20) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
 
 
 @on_each_engine
@@ -66,10 +66,10 @@ def test_a_second_signal_hands_back_at_once_and_uncharged(farm: Farm) -> None:
     for job in jobs:
         farm.wait_runs(job)
     os.killpg(workers.pid, signal.SIGINT)
-    time.sleep(PASS_SECONDS)
+    farm.wait_told(workers)  # two signals at once are one
     assert workers.poll() is None, "the first signal lets jobs finish"
     os.killpg(workers.pid, signal.SIGINT)
-    assert workers.wait(20) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
     for job in jobs:
         assert (farm.job(job).state, farm.job(job).attempt) == ("ready", 0)
         assert farm.outcomes(job) == ["released"]
@@ -81,7 +81,7 @@ def test_a_job_that_was_handed_back_runs_again_with_its_whole_budget(farm: Farm)
     job = farm.enqueue(chores.wait, farm.file("go"), max_attempts=1)
     farm.wait_runs(job, word="began")
     workers.terminate()
-    assert workers.wait(20) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
     farm.make("go")
     farm.work()
     assert farm.wait_state(job, "succeeded").attempt == 1
@@ -91,13 +91,14 @@ def test_a_job_that_was_handed_back_runs_again_with_its_whole_budget(farm: Farm)
 @on_each_engine
 def test_workers_finish_and_leave_when_their_supervisor_is_killed(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 30
-    supervisor = farm.work(processes=2)
+    supervisor = farm.work(processes=2, concurrency=1)
     pids = farm.workers()
     running = farm.enqueue(chores.wait, farm.file("go"))
     farm.wait_runs(running, word="began")
     supervisor.kill()
     supervisor.wait()
-    time.sleep(PASS_SECONDS)
+    # The worker that had nothing to do leaves first; the other one's place is free later.
+    wait_until(lambda: len(farm.workers()) == 1)
     waiting = farm.enqueue(chores.note)
     farm.make("go")
     assert farm.wait_state(running, "succeeded").attempt == 1
@@ -113,7 +114,7 @@ def test_claims_that_wait_for_their_thread_are_handed_back_too(farm: Farm) -> No
     jobs += [farm.enqueue(chores.wait_asynchronously, farm.file("never")) for _ in range(8)]
     wait_until(lambda: Job.objects.filter(state="running").count() == 8)
     workers.terminate()
-    assert workers.wait(20) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
     assert set(Job.objects.values_list("state", "attempt")) == {("ready", 0)}
     assert {outcome for job in jobs for outcome in farm.outcomes(job)} == {"released"}
 
@@ -126,7 +127,7 @@ def test_a_worker_under_load_stops_politely(farm: Farm) -> None:
     workers = farm.work(processes=2)
     wait_until(lambda: len(farm.runs()) > 100)
     os.killpg(workers.pid, signal.SIGTERM)
-    assert workers.wait(30) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
     succeeded = Job.objects.filter(state="succeeded").count()
     assert len(farm.runs()) == succeeded, "every run was acked, and nothing ran twice"
     assert Job.objects.filter(state="ready", attempt=0).count() == 3000 - succeeded
@@ -157,7 +158,7 @@ def test_drain_of_one_backend_does_not_wait_for_jobs_of_another(farm: Farm) -> N
     theirs = farm.enqueue(chores.note)
     workers = farm.work("--drain", "--backend", "other")
     farm.wait_state(mine, "succeeded")
-    wait_until(lambda: workers.poll() is not None, 5, lambda: farm.log(workers))
+    wait_until(lambda: workers.poll() is not None, message=lambda: farm.log(workers))
     assert (workers.returncode, farm.job(theirs).state) == (0, "ready")
 
 
@@ -199,15 +200,16 @@ def order(farm: Farm, what: WorkerOrder | None, *names: str) -> list[int]:
 
 @on_each_engine
 def test_a_quiet_worker_finishes_what_it_runs_claims_nothing_and_serves_again(farm: Farm) -> None:
-    workers = farm.work()
+    workers = farm.work(concurrency=1)
     running = farm.enqueue(chores.wait, farm.file("go"))
     farm.wait_runs(running, word="began")
     order(farm, WorkerOrder.QUIET)
-    time.sleep(PROBE_SECONDS + PASS_SECONDS)
+    # From then on it reads the order before its only place is free again.
+    time.sleep(PROBE_SECONDS)
     waiting = farm.enqueue(chores.note)
     farm.make("go")
     farm.wait_state(running, "succeeded")
-    time.sleep(PASS_SECONDS)
+    time.sleep(CLAIM_SECONDS)
     assert (farm.job(waiting).state, farm.leases(waiting)) == ("ready", [])
     assert workers.poll() is None
     order(farm, None)
@@ -226,7 +228,7 @@ def test_a_worker_ordered_to_stop_finishes_and_is_not_replaced_but_its_sibling_s
     assert len(order(farm, WorkerOrder.STOP, "w-1")) == 1
     # Nothing takes the first one back any more.
     assert order(farm, WorkerOrder.QUIET, "w-1") == []
-    time.sleep(PROBE_SECONDS + PASS_SECONDS)
+    time.sleep(PROBE_SECONDS)
     assert len(farm.workers()) == 2, "it has jobs to finish"
     farm.make("go")
     wait_until(lambda: len(farm.workers()) == 1, message=lambda: farm.log(workers))
@@ -236,18 +238,18 @@ def test_a_worker_ordered_to_stop_finishes_and_is_not_replaced_but_its_sibling_s
     wait_until(lambda: not is_alive(first.pid))
     assert farm.wait_state(farm.enqueue(chores.note), "succeeded").attempt == 1
     order(farm, WorkerOrder.STOP)
-    assert workers.wait(20) == 0, farm.log(workers)
+    assert workers.wait(60) == 0, farm.log(workers)
     assert Worker.objects.filter(name__startswith="w-").count() == 2, "none was started anew"
 
 
 def test_an_order_to_a_killed_worker_does_not_bind_the_one_that_replaces_it(farm: Farm) -> None:
     farm.work()
     pid = farm.worker()
-    os.kill(pid, signal.SIGSTOP)  # or it would obey before it is killed
+    freeze(pid)  # or it would obey before it is killed
     order(farm, WorkerOrder.STOP)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: farm.workers() not in ([], [pid]), 30, farm.everything)
+    wait_until(lambda: farm.workers() not in ([], [pid]), message=farm.everything)
     assert farm.wait_state(farm.enqueue(chores.note), "succeeded").attempt == 1
     dead = Worker.objects.get(pid=pid)
-    wait_until(lambda: Worker.objects.get(pid=pid).stopped_at is not None, 30, farm.everything)
+    wait_until(lambda: Worker.objects.get(pid=pid).stopped_at is not None, message=farm.everything)
     assert farm.do(store.order_workers, [dead.pk], WorkerOrder.QUIET) == []
