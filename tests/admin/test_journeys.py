@@ -83,7 +83,7 @@ def see(page: Any, address: str, state: str) -> None:
         page.goto(address)
         return bool(page.locator(".relay-job__badges").get_by_text(state, exact=True).count())
 
-    wait_until(is_seen, 30, lambda: page.locator("#content-main").inner_text(), interval=0.2)
+    wait_until(is_seen, message=lambda: page.locator("#content-main").inner_text(), interval=0.2)
 
 
 def last_night(days_ago: int = 1) -> datetime:
@@ -204,7 +204,7 @@ def test_refused_late_ack_stands_on_the_timeline_of_its_job(page: Any, farm: Far
     old = farm.worker()
     job = farm.enqueue(chores.wait_first_time, farm.file("go"))
     farm.wait_runs(job)
-    farm.work(lease=1)
+    farm.work()
     with stopped(old):
         farm.wait_state(job, "succeeded")
     page.goto(f"{CONSOLE}dashboard/")

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from relay_queue.backoff import Backoff
 from relay_queue.task import task
 from relay_queue.worker.context import RelayContext
-from tests.process.chores import leave
+from tests.process.chores import leave, wait_for
 from tests.tasks import POISON, Unequal, _raise_recursion
 
 AT_ONCE = Backoff(base_seconds=0.01, max_seconds=0.01)
@@ -122,7 +122,7 @@ BUSY: dict[str, Callable[[int], None]] = {"regex": _match_regex, "power": _raise
 
 
 @task(takes_context=True, backoff=AT_ONCE)
-def compute(context: RelayContext, effects: str, kind: str) -> None:
+def compute(context: RelayContext, effects: str, kind: str, until: str) -> None:
     """Run C code that no other Python thread can interrupt, for longer and longer."""
     leave(effects, context, "began")
     size, took = 0, 0.0
@@ -130,4 +130,6 @@ def compute(context: RelayContext, effects: str, kind: str) -> None:
         began = time.monotonic()
         BUSY[kind](size)
         took, size = time.monotonic() - began, size + 1
+    if context.attempt == 1:
+        wait_for(until)
     leave(effects, context, "ended")

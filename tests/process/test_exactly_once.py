@@ -97,7 +97,7 @@ def enqueue(counter: str, jobs: int) -> None:
 
 def wait_for_progress(farm: Farm, jobs: int) -> None:
     done = Job.objects.filter(state="succeeded")
-    wait_until(lambda: done.count() >= jobs, 60, farm.everything)
+    wait_until(lambda: done.count() >= jobs, message=farm.everything)
 
 
 def freeze(victim: subprocess.Popen[bytes]) -> None:
@@ -126,10 +126,10 @@ def test_an_owner_that_begins_late_counts_nothing_and_is_refused(farm: Farm, cou
     source = "import sys; from tests.process import counting; counting.be_late(*sys.argv[1:])"
     late = farm.spawn_python(source, ready, go)
     wait_until(lambda: os.path.exists(ready), message=lambda: farm.log(late))
-    farm.work()
+    farm.work(lease=60)
     farm.wait_finished()
     farm.make("go")
-    assert late.wait(30) == 0, farm.log(late)
+    assert late.wait(60) == 0, farm.log(late)
     assert "nack False Cancelled: the lease ended" in farm.log(late)
     assert value() == 1
     assert_exactly_once(1)

@@ -12,12 +12,12 @@ from relay_queue import clock, store
 from relay_queue.models import Lease
 from tests.conftest import wait_until
 from tests.process import chores
-from tests.process.farm import Farm, on_each_engine
+from tests.process.farm import SHORT_SECONDS, Farm, on_each_engine
 
 
 def test_a_function_past_its_timeout_runs_again_in_another_slot(farm: Farm) -> None:
     farm.work(concurrency=2)
-    job = farm.enqueue(chores.wait_first_time, farm.file("go"), timeout_seconds=0.3)
+    job = farm.enqueue(chores.wait_first_time, farm.file("go"), timeout_seconds=SHORT_SECONDS)
     assert farm.wait_state(job, "succeeded").attempt == 2
     first, second = farm.leases(job)
     assert (first.outcome, second.outcome) == ("timed_out", "acked")
@@ -40,7 +40,9 @@ def test_a_function_that_heeds_its_deadline_is_timed_out_and_not_refused(farm: F
 @on_each_engine
 def test_a_coroutine_past_its_timeout_is_cancelled(farm: Farm) -> None:
     farm.work(concurrency=1)
-    job = farm.enqueue(chores.wait_asynchronously, farm.file("never"), timeout_seconds=0.3)
+    job = farm.enqueue(
+        chores.wait_asynchronously, farm.file("never"), timeout_seconds=SHORT_SECONDS
+    )
     assert farm.wait_state(job, "succeeded").result == '"attempt 2"'
     assert [run.word for run in farm.runs(job)] == ["began", "cancelled", "began", "ended"]
     assert farm.outcomes(job) == ["timed_out", "acked"]
@@ -51,7 +53,7 @@ def test_a_process_with_no_usable_slot_is_replaced(farm: Farm) -> None:
     workers = farm.work(concurrency=2)
     first = farm.worker()
     jobs = [
-        farm.enqueue(chores.wait_first_time, farm.file("never"), timeout_seconds=0.3)
+        farm.enqueue(chores.wait_first_time, farm.file("never"), timeout_seconds=SHORT_SECONDS)
         for _ in range(2)
     ]
     for job in jobs:
@@ -64,7 +66,7 @@ def test_a_process_with_no_usable_slot_is_replaced(farm: Farm) -> None:
 def test_a_replaced_process_is_known_to_have_ended(farm: Farm) -> None:
     farm.work(concurrency=1)
     first = farm.worker()
-    job = farm.enqueue(chores.wait_first_time, farm.file("never"), timeout_seconds=0.1)
+    job = farm.enqueue(chores.wait_first_time, farm.file("never"), timeout_seconds=SHORT_SECONDS)
     farm.wait_state(job, "succeeded")
     wait_until(lambda: first not in farm.workers())
 
@@ -85,9 +87,9 @@ def test_one_stuck_slot_keeps_nobody_from_working(farm: Farm) -> None:
 @on_each_engine
 def test_an_atomic_function_past_its_timeout_loses_its_writes(farm: Farm) -> None:
     farm.work(concurrency=1)
-    job = farm.enqueue(chores.write_together, "late", farm.file("go"), timeout_seconds=0.5)
+    job = farm.enqueue(chores.write_together, "late", farm.file("go"), timeout_seconds=1.5)
     farm.wait_runs(job, word="wrote")
-    time.sleep(0.7)
+    time.sleep(1.5)
     farm.make("go")
     farm.wait_state(job, "succeeded")
     assert farm.outcomes(job) == ["timed_out", "acked"]
@@ -134,7 +136,7 @@ def test_a_cancelled_coroutine_keeps_nothing(farm: Farm) -> None:
 def test_a_job_cancelled_before_it_runs_never_runs(farm: Farm, state: str) -> None:
     if state == "retrying":
         farm.work()
-        job = farm.enqueue(chores.fail_for_a_second)
+        job = farm.enqueue(chores.fail_for_seconds)
         farm.wait_state(job, "retrying")
     else:
         when = {"run_after": clock.now() + timedelta(seconds=1)} if state == "scheduled" else {}
@@ -143,7 +145,8 @@ def test_a_job_cancelled_before_it_runs_never_runs(farm: Farm, state: str) -> No
     farm.do(store.cancel, [job])
     if state != "retrying":
         farm.work()
-    time.sleep(1.2)
+    due = farm.job(job).available_at
+    wait_until(lambda: clock.now() > due)
     farm.wait_state(farm.enqueue(chores.note), "succeeded")
     assert farm.job(job).state == "cancelled"
     assert len(farm.runs(job)) == runs
