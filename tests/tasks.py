@@ -209,7 +209,7 @@ def create_group(name: str) -> int:
     return int(Group.objects.create(name=name).pk)
 
 
-@task(atomic=True, timeout_seconds=1)
+@task(atomic=True, timeout_seconds=2)
 def create_group_atomically(name: str, then: str = "") -> int:
     group = Group.objects.create(name=name)
     transaction.on_commit(lambda: calls.append(f"committed {name}"))

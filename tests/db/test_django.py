@@ -159,7 +159,7 @@ def run_in(site: Path, *arguments: str, **environment: str) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -242,24 +243,30 @@ def test_stopped_processes_come_back_without_two_of_them_at_once_behind_the_gate
     assert not is_locked(f"{gate_path}-next")
 
 
-def saturate(database: str, number: int, started, results) -> None:
+def while_all_run(writers: list[int]) -> list[int]:
+    """Return the middle of what was written while none had yet to begin and none had ended."""
+    each = set(writers)
+    begin = max(writers.index(number) for number in each)
+    end = len(writers) - max(writers[::-1].index(number) for number in each)
+    together = writers[begin:end]
+    return together[len(together) // 8 : -len(together) // 8]
+
+
+def saturate(database: str, number: int, started) -> None:
     """Write one-row transactions, one after the other, for as long as the others do."""
     import sqlite3
 
     gate = gate_for(database)
     plain = sqlite3.connect(database, isolation_level=None, timeout=20)
     plain.execute("PRAGMA synchronous=FULL")
-    started.wait(30)
+    started.wait(60)
     until = time.monotonic() + 1.0
-    written = 0
     while time.monotonic() < until:
         with gate.acquire(20):
             plain.execute("BEGIN IMMEDIATE")
             plain.execute("INSERT INTO t VALUES (?)", (number,))
             plain.execute("COMMIT")
-        written += 1
     plain.close()
-    results.put(written)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measured on Linux only")
@@ -269,20 +276,21 @@ def test_saturated_processes_get_equal_shares_and_never_long_runs(database: Path
     plain = sqlite3.connect(database)
     plain.execute("PRAGMA journal_mode=WAL")
     plain.execute("CREATE TABLE t (n INTEGER)")
-    started, results = spawn.Barrier(4), spawn.Queue()
+    started = spawn.Barrier(4)
     processes = [
-        spawn.Process(target=saturate, args=(str(database), number, started, results))
-        for number in range(4)
+        spawn.Process(target=saturate, args=(str(database), number, started)) for number in range(4)
     ]
     for process in processes:
         process.start()
-    shares = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
-    assert min(shares) / max(shares) >= 0.85, shares
-    # Equal sums can hide long runs: without the second file, over a thousand in a row.
+    assert [process.exitcode for process in processes] == [0] * 4
     writers = [n for (n,) in plain.execute("SELECT n FROM t ORDER BY rowid")]
     plain.close()
-    middle = writers[len(writers) // 4 : -len(writers) // 4]  # all four are running here
+    middle = while_all_run(writers)
+    shares = Counter(middle)
+    assert len(shares) == 4
+    assert min(shares.values()) / max(shares.values()) >= 0.85, shares
+    # Equal sums can hide long runs: without the second file, over a thousand in a row.
     changes = sum(a != b for a, b in pairwise(middle))
     assert changes / len(middle) >= 0.7

@@ -38,7 +38,7 @@ for rows in (1, 40, 1, 60):
 def write_and_crash(database: Path, source: str = FIVE_COMMITS, page_size: int = 4096) -> Path:
     """Run `source` on the database in a process that dies, and return the path of the log."""
     arguments = [sys.executable, "-c", CRASHING_WRITER, str(database), str(page_size), source]
-    subprocess.run(arguments, check=True, timeout=60)
+    subprocess.run(arguments, check=True, timeout=120)
     return log_of(database)
 
 

@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "backend": None,
     "concurrency": 4,
     "lease_seconds": None,
-    "shutdown_timeout_seconds": 5.0,
+    "shutdown_timeout_seconds": 60.0,
     "drain": True,
     "max_jobs": None,
 }

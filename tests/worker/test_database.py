@@ -10,9 +10,11 @@ from django.db import OperationalError, connection
 
 from relay_queue.worker import database as module
 from relay_queue.worker.database import Database, Patience
-from tests.conftest import wait_until
+from tests.worker.monotonic import stop_time
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def test_a_connection_that_does_not_answer_is_cut(
     patience: Patience, line: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = line
-    theirs.settimeout(30)
+    theirs.settimeout(LONG_SECONDS)
     patience.watch(ours.fileno())
     patience.begin()
     assert (ours.recv(1), theirs.recv(1)) == (b"", b""), "both ends see it"
@@ -50,9 +52,11 @@ def test_a_connection_that_idles_is_not_cut(
     patience: Patience, line: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = line
+    patience.seconds = LONG_SECONDS
     patience.watch(ours.fileno())
     patience.begin()
     patience.end()
+    patience.seconds = 0.05
     theirs.settimeout(0.3)
     with pytest.raises(TimeoutError):
         theirs.recv(1)
@@ -76,6 +80,7 @@ def test_a_lost_connection_is_opened_again_and_the_loop_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[bool] = []
+    clock = stop_time(monkeypatch, module)
     database = Database(lambda: told.append(True))
     connection.ensure_connection()
     database.lose(OperationalError("gone"))
@@ -91,6 +96,9 @@ def test_a_lost_connection_is_opened_again_and_the_loop_is_told(
     monkeypatch.setattr(connection, "ensure_connection", refuse)
     assert not database.usable()
     assert database.retry_in() > 0, "a server that is away is not asked without a pause"
-    wait_until(database.usable)
+    assert not database.usable()
+    assert len(refusals) == 1, "it was not asked"
+    while not database.usable():
+        clock.advance(database.retry_in())
     assert (database.lost, told, refusals) == (False, [True], [])
     database.close()

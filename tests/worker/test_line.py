@@ -33,7 +33,7 @@ def test_every_entry_is_taken_once_however_many_threads_take() -> None:
     for _ in threads:
         line.put(None)
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert sorted(taken) == list(range(20_000))
 
 
@@ -60,4 +60,4 @@ def test_an_entry_that_blocks_does_not_hold_up_the_next() -> None:
     for _ in threads:
         line.put(-1)
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)

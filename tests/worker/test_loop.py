@@ -45,7 +45,7 @@ OPTIONS = {
     "backend": None,
     "concurrency": 2,
     "lease_seconds": None,
-    "shutdown_timeout_seconds": 5.0,
+    "shutdown_timeout_seconds": 60.0,
     "drain": True,
     "max_jobs": None,
 }
