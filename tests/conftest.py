@@ -30,7 +30,11 @@ SHARE_VARIABLE = "RELAY_TEST_SHARE"
 ON_EVERY_PYTHON = re.compile(r"^tests/(unit|conformance)/|^tests/test_readme\.")
 
 # How long a process that was told to stop may take before it is killed, in seconds.
-STOP_SECONDS = 15.0
+STOP_SECONDS = 45.0
+
+# How long to wait for what should happen soon, in seconds: on a machine with ten times the work
+# that it has processors for, a process takes that much longer to start.
+PATIENCE_SECONDS = 60.0
 
 # Helpers of Python's multiprocessing live as long as the process that first needed them.
 LONG_LIVED_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -95,7 +99,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def wait_until(
     predicate: Callable[[], T],
-    timeout: float = 20.0,
+    timeout: float = PATIENCE_SECONDS,
     message: str | Callable[[], str] = "",
     interval: float = 0.01,
 ) -> T:
@@ -138,13 +142,17 @@ class Project:
         }
 
     def manage(
-        self, *arguments: str, check: bool = True, timeout: float = 60.0
+        self, *arguments: str, check: bool = True, timeout: float = 2 * PATIENCE_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run ``manage.py`` to its end. Raises ``AssertionError`` when ``check`` and it failed."""
         return self._run(["manage.py", *arguments], check, timeout)
 
     def python(
-        self, source: str, *arguments: str, check: bool = True, timeout: float = 60.0
+        self,
+        source: str,
+        *arguments: str,
+        check: bool = True,
+        timeout: float = 2 * PATIENCE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Run ``source`` in a process of its own, with Django set up. Fails like ``manage``."""
         setup = "import django; django.setup()\n"

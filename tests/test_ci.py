@@ -88,7 +88,7 @@ def start(checkout: Path, **recipes: str) -> subprocess.Popen[str]:
 
 def run(checkout: Path, **recipes: str) -> tuple[int, list[str]]:
     process = start(checkout, **recipes)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert processes_with(f"MARK_OF_TEST={checkout}") == {}
     return process.returncode, output.splitlines()
 
@@ -196,7 +196,7 @@ def test_stopped_run_leaves_nothing_behind(checkout: Path) -> None:
     try:
         wait_until(lambda: any("sleep 1000" in line for line in processes_with(mark).values()))
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         assert process.returncode == 143
         assert processes_with(mark) == {}
     finally:

@@ -49,7 +49,7 @@ def test_run_that_is_killed_leaves_no_server_and_no_files(
     assert run_process.stdout.readline() == "up\n"
     assert processes_with(f"{postgresql.RUN_VARIABLE}={folder}")
     run_process.kill()
-    wait_until(lambda: not folder.exists(), 30)
+    wait_until(lambda: not folder.exists())
     wait_until(lambda: not processes_with(f"{postgresql.RUN_VARIABLE}={folder}"))
 
 
@@ -57,7 +57,7 @@ def test_run_that_ends_waits_until_its_server_has_gone(run_process: subprocess.P
     assert run_process.stdout is not None
     folder = Path(run_process.stdout.readline().strip())
     assert run_process.stdout.readline() == "up\n"
-    run_process.communicate(timeout=60)
+    run_process.communicate(timeout=120)
     assert run_process.returncode == 0
     assert not folder.exists()
 

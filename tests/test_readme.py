@@ -80,7 +80,7 @@ class Newcomer:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
@@ -109,7 +109,7 @@ class Newcomer:
             )
         finally:
             worker.terminate()
-            assert worker.wait(30) == 0
+            assert worker.wait(60) == 0
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ class Server:
     def wait_until_ready(self) -> None:
         wait_until(
             lambda: READY in self.output or self.process.poll() is not None,
-            timeout=60,
+            timeout=120,
             message=lambda: self.output,
         )
         assert READY in self.output, self.output

@@ -16,7 +16,7 @@ WITHOUT_CHROMIUM = (
     "The tests of the console drive Chromium, and there is no program `chromium` on the PATH."
     " Install it (on Debian: apt-get install chromium), or leave these tests out: -m 'not browser and not torture'."
 )
-PATIENCE_MILLISECONDS = 20_000
+PATIENCE_MILLISECONDS = 30_000
 REFUSED = "the server responded with a status of"
 """Part of what Chromium prints for an answer of 400 and above; the answer itself is judged."""
 
@@ -29,8 +29,9 @@ def browser() -> Iterator[Any]:
     """Return the browser. A machine without one fails: a console nobody opened is not tested."""
     if CHROMIUM is None:
         pytest.fail(WITHOUT_CHROMIUM)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE_MILLISECONDS)
     # Playwright runs a loop in this thread, in which Django would forbid to use the database.
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")

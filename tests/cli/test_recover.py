@@ -50,7 +50,7 @@ actions.enqueue()
 print("holds job", actions.claim_one(worker_id=worker_id).job_id, flush=True)
 if sys.argv[2] == "die":
     os._exit(1)
-time.sleep(60)
+time.sleep(600)
 """
 
 

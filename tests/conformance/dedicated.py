@@ -64,7 +64,7 @@ class Dedicated:
             cwd=Path(__file__).resolve().parents[2],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

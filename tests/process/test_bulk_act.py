@@ -57,9 +57,9 @@ def test_bulk_act_survives_the_death_of_its_worker_and_counts_each_job_once(
     def bulk() -> BulkAct:
         return BulkAct.objects.get(pk=bulk_id)
 
-    wait_until(lambda: bulk().changed > 0, 30, farm.everything)
+    wait_until(lambda: bulk().changed > 0, message=farm.everything)
     os.kill(farm.worker(), signal.SIGKILL)
-    wait_until(lambda: bulk().finished_at is not None, 60, farm.everything)
+    wait_until(lambda: bulk().finished_at is not None, message=farm.everything)
     done = bulk()
     assert (done.changed, done.skipped, done.stop_reason) == (COUNT, 0, "")
     assert Job.objects.filter(queue="held", priority=7).count() == COUNT

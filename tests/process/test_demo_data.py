@@ -41,7 +41,7 @@ class Site:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=120,
         )
         return done.stdout.strip()
 
@@ -89,7 +89,7 @@ def test_worker_brings_the_jobs_into_all_their_states(site: Site) -> None:
 
     expected = {"scheduled": 3, "running": 1, "retrying": 2, "dead": 5, "cancelled": 1}
     expected["succeeded"] = total - sum(expected.values())
-    wait_until(lambda: site.states() == expected, timeout=60, message=lambda: f"{site.states()}")
+    wait_until(lambda: site.states() == expected, message=lambda: f"{site.states()}")
     late = "SELECT job_id, 1 FROM relay_queue_lease WHERE refused_at IS NOT NULL"
     wait_until(lambda: len(site.counts(late)) == 1, message="a late result was refused")
     traceless = (
@@ -97,7 +97,7 @@ def test_worker_brings_the_jobs_into_all_their_states(site: Site) -> None:
     )
     assert site.counts(traceless) == {}
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(60) == 0
     assert "No fault" in site.python("manage.py", "relay", "verify")
 
 
@@ -105,8 +105,8 @@ def test_jobs_keep_coming_until_the_visitors_are_cancelled(site: Site) -> None:
     open_doors = FILL.replace("print(demo_data.fill())", "demo_data.open_doors()")
     site.python("-c", open_doors)
     site.start_worker()
-    wait_until(lambda: sum(site.states().values()) > 3, timeout=60, message="visitors come")
+    wait_until(lambda: sum(site.states().values()) > 3, message="visitors come")
     site.python("manage.py", "relay", "cancel", "1")
     wait_until(lambda: site.states().get("cancelled") == 1)
     open_leases = "SELECT 'open', count(*) FROM relay_queue_lease WHERE ended_at IS NULL"
-    wait_until(lambda: site.counts(open_leases)["open"] == 0, timeout=60)
+    wait_until(lambda: site.counts(open_leases)["open"] == 0)

@@ -179,7 +179,7 @@ def play(
         )
         for _ in range(PRODUCERS)
     ]
-    wait_until(lambda: Job.objects.exists(), 60, farm.everything)
+    wait_until(lambda: Job.objects.exists(), message=farm.everything)
     producers[0].kill()  # in the middle of something, whose outcome nobody knows
     while havoc.kills < kills:
         time.sleep(0.15)

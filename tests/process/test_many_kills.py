@@ -320,7 +320,7 @@ def come_back_late(farm: Farm, number: int, until: str, late: int, other: int) -
     farm.make(until)
     os.kill(late, signal.SIGCONT)
     refused = Lease.objects.filter(job__in=jobs, attempt=1, refused_at__isnull=False)
-    wait_until(lambda: refused.count() == number, 60, farm.everything, LOOK_SECONDS)
+    wait_until(lambda: refused.count() == number, message=farm.everything, interval=LOOK_SECONDS)
     assert list(mine.order_by("pk").values()) == before, "a refused ack changes nothing"
 
 

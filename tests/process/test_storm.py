@@ -51,13 +51,13 @@ def test_two_thousand_enqueues_beside_workers_and_another_writer(farm: Farm) -> 
     producers = farm.spawn_python(ENQUEUE, farm.effects, farm.file("start"), *numbers)
     other = farm.spawn_python(WRITE_OWN_TABLE, farm.file("start"), farm.file("end"))
     workers = farm.work(processes=4, concurrency=4)
-    wait_until(lambda: farm.log(producers).count("set") == PRODUCERS, 60, farm.everything)
-    wait_until(lambda: "set" in farm.log(other), 60, farm.everything)
+    wait_until(lambda: farm.log(producers).count("set") == PRODUCERS, message=farm.everything)
+    wait_until(lambda: "set" in farm.log(other), message=farm.everything)
     farm.make("start")
     assert producers.wait(90) == 0, farm.everything()
     farm.wait_finished()
     farm.make("end")
-    assert other.wait(30) == 0
+    assert other.wait(60) == 0
     assert farm.stop(workers) == 0
     assert "locked" not in farm.everything()
     # Nothing was killed, so each job has one attempt, and each attempt one line.

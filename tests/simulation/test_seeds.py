@@ -80,7 +80,7 @@ def replayed_elsewhere(seed: int, hash_seed: str) -> str:
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("history ")]

@@ -22,7 +22,7 @@ from relay_queue.models import Lease, QueueCount, Worker
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
 from tests import tasks
-from tests.conftest import wait_until
+from tests.conftest import PATIENCE_SECONDS, wait_until
 from tests.store.actions import (
     ack,
     assert_counters_exact,
@@ -56,7 +56,7 @@ class Other:
 
     def does(self, act: Callable[[], Any]) -> Any:
         """Return what an act returns. Raises ``TimeoutError`` if it has to wait for us."""
-        return self.starts(act).result(10)
+        return self.starts(act).result(PATIENCE_SECONDS)
 
     def close(self) -> None:
         """End the thread and its connection."""
@@ -153,9 +153,9 @@ def test_a_place_that_is_being_taken_is_waited_for(other: Other, commits: bool) 
         pass
     if commits:
         with pytest.raises(QueueFull):
-            late.result(10)
+            late.result(PATIENCE_SECONDS)
     else:
-        late.result(10)
+        late.result(PATIENCE_SECONDS)
     assert real_counts() == {("default", "ready"): 2}
     assert_counters_exact()
 
@@ -167,7 +167,7 @@ def test_running_jobs_never_exceed_their_limit_when_claims_meet(other: Other) ->
         assert len(store.claim(tx, worker_id=None, queues=["default"], limit=2)) == 2
         late = other.starts(lambda: claim(5))
         assert waits(late)
-    assert len(late.result(10)) == 1
+    assert len(late.result(PATIENCE_SECONDS)) == 1
     assert_counters_exact()
 
 
@@ -189,7 +189,7 @@ def test_a_key_that_is_being_taken_is_waited_for(other: Other, many: bool, commi
                 raise ZeroDivisionError
     except ZeroDivisionError:
         pass
-    answer = late.result(10)
+    answer = late.result(PATIENCE_SECONDS)
     assert answer.created is not commits
     assert first is not None
     assert (answer.job_id == first.job_id) is commits
@@ -203,7 +203,7 @@ def test_a_key_that_was_taken_meanwhile_by_another_call_is_a_conflict(other: Oth
         late = other.starts(lambda: do(store.enqueue, job(idempotency_key="k", args=[2])))
         assert waits(late)
     with pytest.raises(IdempotencyConflict):
-        late.result(10)
+        late.result(PATIENCE_SECONDS)
     assert_counters_exact()
 
 
@@ -214,7 +214,7 @@ def test_an_ack_that_meets_a_cancel_is_refused_if_the_cancel_commits(other: Othe
         words = [store.Settlement("ack", each.lease_id, each.token) for each in reversed(held)]
         late = other.starts(lambda: do(store.settle, words))
         assert waits(late)
-    assert [answer.accepted for answer in late.result(10)] == [False, False]
+    assert [answer.accepted for answer in late.result(PATIENCE_SECONDS)] == [False, False]
     assert_counters_exact()
 
 
@@ -225,7 +225,7 @@ def test_a_cancel_that_meets_an_ack_skips_what_has_succeeded(other: Other) -> No
         assert store.ack(tx, second.lease_id, second.token).accepted
         late = other.starts(lambda: do(store.cancel, [first.job_id, second.job_id]))
         assert waits(late)
-    changed = late.result(10)
+    changed = late.result(PATIENCE_SECONDS)
     assert (changed.job_ids, changed.skipped) == ([first.job_id], {second.job_id: "succeeded"})
     assert_counters_exact()
 
@@ -237,7 +237,7 @@ def test_a_recount_waits_for_those_who_have_moved_jobs(other: Other) -> None:
         tx.flush()
         late = other.starts(lambda: do(store.recount, "default"))
         assert waits(late)
-    assert late.result(10) == {"ready": 1, "running": 2}
+    assert late.result(PATIENCE_SECONDS) == {"ready": 1, "running": 2}
     assert_counters_exact()
 
 
@@ -247,7 +247,7 @@ def test_whoever_moves_jobs_during_a_recount_adds_to_the_new_counters(other: Oth
         store.recount(tx, "default")
         late = other.starts(lambda: claim(2))
         assert waits(late)
-    assert len(late.result(10)) == 2
+    assert len(late.result(PATIENCE_SECONDS)) == 2
     assert_counters_exact()
 
 
@@ -288,7 +288,7 @@ def test_whoever_stands_alone_waits_for_those_who_hold_leases(other: Other) -> N
         store.renew(tx, [(held.lease_id, held.token, 60.0)])
         alone = other.starts(lambda: do(store.stand_alone))
         assert waits(alone)
-    alone.result(10)
+    alone.result(PATIENCE_SECONDS)
 
 
 # --- what an error means -------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_deadlock_means_that_nothing_happened(other: Other) -> None:
     except DatabaseError as error:
         faults.append(error)
     try:
-        late.result(10)
+        late.result(PATIENCE_SECONDS)
     except DatabaseError as error:
         faults.append(error)
     assert [trouble(error) for error in faults] == ["busy"]
@@ -408,7 +408,7 @@ def deadlock(other: Other) -> Iterator[tuple[Callable[[store.Transaction], Any],
             tx.execute("SET LOCAL deadlock_timeout = '30s'")
             store.enqueue(tx, job(queue="b"))
             b_is_taken.set()
-            assert a_is_wanted.wait(10)
+            assert a_is_wanted.wait(PATIENCE_SECONDS)
             store.enqueue(tx, job(queue="a"))
 
     def crosswise(tx: store.Transaction) -> store.Enqueued:
@@ -422,9 +422,9 @@ def deadlock(other: Other) -> Iterator[tuple[Callable[[store.Transaction], Any],
         return store.enqueue(tx, job(queue="b"))
 
     late = other.starts(rival)
-    assert b_is_taken.wait(10)
+    assert b_is_taken.wait(PATIENCE_SECONDS)
     yield crosswise, tries
-    late.result(10)
+    late.result(PATIENCE_SECONDS)
 
 
 def test_a_connection_that_died_while_idle_is_opened_again_unseen(other: Other) -> None:
@@ -445,16 +445,16 @@ def test_a_connection_that_dies_inside_a_transaction_means_that_nothing_happened
             store.enqueue(tx, job())
             pids.append(my_pid())
             reached.set()
-            assert killed.wait(10)
+            assert killed.wait(PATIENCE_SECONDS)
             store.enqueue(tx, job())
 
     pids: list[int] = []
     late = other.starts(enqueue_slowly)
-    assert reached.wait(10)
+    assert reached.wait(PATIENCE_SECONDS)
     end_session(pids[0])
     killed.set()
     with pytest.raises(DatabaseError) as caught:
-        late.result(10)
+        late.result(PATIENCE_SECONDS)
     assert trouble(caught.value) == "lost"
     assert real_counts() == {}
     other.does(enqueue)
@@ -483,7 +483,7 @@ def test_a_connection_that_dies_while_committing_leaves_the_outcome_unknown(othe
     with dying_at_commit():
         late = other.starts(enqueue)
         with pytest.raises(DatabaseError) as caught:
-            late.result(10)
+            late.result(PATIENCE_SECONDS)
     assert isinstance(caught.value, OutcomeUnknown)
 
 

@@ -150,7 +150,7 @@ def test_a_waiting_producer_is_admitted_when_room_appears() -> None:
 
     producer = threading.Thread(target=produce)
     producer.start()
-    assert waiting.wait(10)
+    assert waiting.wait(60)
     assert rows(Job).count() == 1
     ack(held)
     producer.join(60)
@@ -166,6 +166,6 @@ def test_of_many_waiting_producers_one_is_admitted_per_place(race: Race) -> None
     acker = threading.Timer(0.5, lambda: (ack(held), connection().close()))
     acker.start()
     answers = race(*[("wait_for_room", [2.0])] * 4)
-    acker.join(10)
+    acker.join(60)
     assert len([a for a in answers if a is not None]) == 1
     assert_counters_exact()

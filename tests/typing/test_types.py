@@ -49,7 +49,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         env={**os.environ, "MYPYPATH": path, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr

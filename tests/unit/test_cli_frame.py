@@ -59,7 +59,7 @@ def relay(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -168,7 +168,7 @@ execute_from_command_line(["manage.py", "relay", "status", sys.argv[1]])
         )
         assert process.stdout is not None
         process.stdout.close()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (141, "")
 
 

@@ -246,7 +246,7 @@ def test_all_of_this_works_in_memory_with_djangos_own_test_runner(engine: str) -
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -97,7 +97,7 @@ def test_another_process_wakes_a_waiting_one(database: Path, bell: Doorbell) -> 
             "import django; django.setup(); from relay_queue.wakeup.doorbell import ring; "
             f"assert ring({str(database)!r}) == 1"
         )
-        subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
         assert selector.select(30)
     assert bell.clear() == 1
 
