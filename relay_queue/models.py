@@ -6,14 +6,12 @@ every database and the checksum over them holds.
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-
 from django.db import models
 from django.db.models import F, Q
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.db.oneof import OneOf
 from relay_queue.states import INTERRUPTED, NOT_ACKED, Outcome, State
 
 
@@ -122,10 +120,8 @@ class Job(models.Model):
                 condition=Q(idempotency_key__isnull=False),
                 name="relay_job_key",
             ),
-            # Compared one by one: SQLite would build a temporary index for IN in every statement.
             models.CheckConstraint(
-                condition=reduce(or_, (Q(state=state) for state in State)),
-                name="relay_job_state_known",
+                condition=OneOf("state", values=" ".join(State)), name="relay_job_state_known"
             ),
             models.CheckConstraint(
                 condition=Q(attempt__gte=F("attempt_base"))
@@ -252,7 +248,12 @@ class Lease(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     job = models.ForeignKey(
-        Job, models.DO_NOTHING, related_name="leases", db_index=False, verbose_name=_("job")
+        Job,
+        models.DO_NOTHING,
+        related_name="leases",
+        db_constraint=False,  # who grants it, or deletes the job, holds the job's row already
+        db_index=False,
+        verbose_name=_("job"),
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     token = models.CharField(_("token"), max_length=32)

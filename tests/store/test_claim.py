@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import DataError, IntegrityError
 
 from relay_queue import store
 from relay_queue.models import Job, Lease
@@ -233,9 +234,15 @@ def test_a_claim_that_is_rolled_back_leaves_the_job_ready() -> None:
     assert claim_one().job_id == job_id
 
 
-def test_the_database_itself_refuses_a_second_open_lease(wall: Wall) -> None:
-    from django.db import IntegrityError
+@pytest.mark.parametrize("state", ["Ready", "read", "", "%", "ready,dead", None])
+def test_the_database_itself_refuses_a_state_that_does_not_exist(state: str | None) -> None:
+    job_id = enqueue()
+    with pytest.raises((IntegrityError, DataError)):  # PostgreSQL: some are too long
+        rows(Job).filter(pk=job_id).update(state=state)
+    assert rows(Job).get(pk=job_id).state == "ready"
 
+
+def test_the_database_itself_refuses_a_second_open_lease(wall: Wall) -> None:
     job_id = enqueue()
     held = claim_one()
     with pytest.raises(IntegrityError):
