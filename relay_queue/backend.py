@@ -28,7 +28,13 @@ from relay_queue.compat import (
     InvalidTaskBackend,
     normalize_json,
 )
-from relay_queue.exceptions import ConfigurationError, InvalidJob, PayloadError, QueueFull
+from relay_queue.exceptions import (
+    ConfigurationError,
+    InvalidJob,
+    PayloadError,
+    QueueFull,
+    shown,
+)
 from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
@@ -295,7 +301,7 @@ class RelayBackend(BaseTaskBackend):
         whole = isinstance(limit, int) and not isinstance(limit, bool)
         if not whole or not MIN_PAYLOAD_BYTES <= limit <= highest:  # type: ignore[operator]
             raise InvalidJob(
-                f"max_payload_bytes is {limit!r}; use a whole number from {MIN_PAYLOAD_BYTES} to "
+                f"max_payload_bytes is {shown(limit)}; use a whole number from {MIN_PAYLOAD_BYTES} to "
                 f'{highest:,}, which is RELAY["MAX_PAYLOAD_BYTES"]'
             )
 
@@ -313,7 +319,7 @@ class RelayBackend(BaseTaskBackend):
         if timeout is None or timeout > limit:
             raise InvalidTask(
                 f"{task.module_path} is atomic and holds the database's writer while it runs, so "
-                f"its timeout_seconds must be at most {limit:g}; it is {timeout}. Set it lower, or "
+                f"its timeout_seconds must be at most {limit:g}; it is {shown(timeout)}. Set it lower, or "
                 'raise RELAY["ATOMIC_MAX_SECONDS"].'
             )
 
@@ -349,5 +355,5 @@ def _require_wait_seconds(task: RelayTask[..., Any]) -> None:
     number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
     if wait is not None and not (number and 0 <= wait <= limit):
         raise InvalidTask(
-            f"wait_seconds of {task.module_path} is {wait!r}; use seconds from 0 to {limit:g}."
+            f"wait_seconds of {task.module_path} is {shown(wait)}; use seconds from 0 to {limit:g}."
         )

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from relay_queue.exceptions import InvalidJob
+from relay_queue.exceptions import InvalidJob, shown
 
 Jitter = Literal["none", "full"]
 JITTERS: Final[tuple[str, ...]] = get_args(Jitter)
@@ -37,7 +37,7 @@ class Backoff:
                 f"{self.max_seconds:g}. Lower the base or raise the maximum."
             )
         if self.jitter not in JITTERS:
-            raise InvalidJob(f'jitter of a back-off is {self.jitter!r}; use "none" or "full".')
+            raise InvalidJob(f'jitter of a back-off is {shown(self.jitter)}; use "none" or "full".')
 
     def delay_seconds(self, failures: int, rng: random.Random | None = None) -> float:
         """Return the seconds to wait after the ``failures``-th charged failure, from 1 up.
@@ -61,6 +61,6 @@ def _require_delay(name: str, value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 <= value <= MAX_DELAY_SECONDS:  # type: ignore[operator]
         raise InvalidJob(
-            f"{name} of a back-off is {value!r}; "
+            f"{name} of a back-off is {shown(value)}; "
             f"use seconds between 0 and {MAX_DELAY_SECONDS:,.0f} (ten years)."
         )

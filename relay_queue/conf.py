@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from relay_queue.backoff import JITTERS, MAX_DELAY_SECONDS
-from relay_queue.exceptions import ConfigurationError
+from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS
 
 MAX_QUEUE_NAME_CHARS: Final = 100
@@ -134,7 +134,7 @@ def _parse_queues(value: Any) -> dict[str, QueueOptions] | None:
 def _require_queue_name(name: Any) -> str:
     fault = queue_name_fault(name)
     if fault:
-        raise _Invalid(f"The queue name {_shown(name)} {fault}.")
+        raise _Invalid(f"The queue name {shown(name)} {fault}.")
     return str(name)
 
 
@@ -349,7 +349,7 @@ def _read(
         try:
             values[known[key].name] = known[key].metadata["parse"](value)
         except _Invalid as refusal:
-            message = f'{where}["{key}"] is {_shown(value)}, which is not usable.'
+            message = f'{where}["{key}"] is {shown(value)}, which is not usable.'
             found.append(Problem(key, message, str(refusal)))
     return values, found
 
@@ -369,8 +369,3 @@ def _disordered(values: Mapping[str, Any], broken: set[str]) -> Iterator[Problem
         if small > large:
             message = f'RELAY["{low.upper()}"] is {small:g}, above "{high.upper()}" of {large:g}.'
             yield Problem(low.upper(), message, "Lower the first or raise the second.")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"

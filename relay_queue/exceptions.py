@@ -7,6 +7,15 @@ by an enqueue or an operator verb.
 from __future__ import annotations
 
 
+def shown(value: object) -> str:
+    """Return a short spelling of a value, which may be an integer too long to print."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"an integer of {int(value).bit_length()} bits"  # type: ignore[call-overload]
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 class RelayError(Exception):
     """Base class of all errors that Relay raises."""
 
@@ -86,7 +95,7 @@ class JobNotFound(RelayError, LookupError):
 
     def __init__(self, job_id: int) -> None:
         self.job_id = job_id
-        super().__init__(f"there is no job {job_id}; it may have been pruned or discarded")
+        super().__init__(f"there is no job {shown(job_id)}; it may have been pruned or discarded")
 
 
 class Fatal(RelayError):
@@ -100,7 +109,7 @@ class Retry(RelayError):
     """
 
     def __init__(self, message: str = "", *, after_seconds: float) -> None:
-        super().__init__(message or f"retry after {after_seconds:g} s")
+        super().__init__(message or f"retry after {_in_seconds(after_seconds)}")
         self.after_seconds = after_seconds
 
 
@@ -108,7 +117,7 @@ class Snooze(RelayError):
     """Raise it in a task function to run the job again in ``seconds``, uncharged."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"snooze for {seconds:g} s")
+        super().__init__(f"snooze for {_in_seconds(seconds)}")
         self.seconds = seconds
 
 
@@ -126,3 +135,10 @@ class Unstorable(RelayError):
 
 class ChecksumMismatch(RelayError):
     """The stored job is not the one that was enqueued: its checksum does not fit."""
+
+
+def _in_seconds(value: float) -> str:
+    try:
+        return f"{value:g} s"
+    except OverflowError:  # an integer that no float holds; the worker refuses it as a delay
+        return f"{shown(value)} s"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from relay_queue import clock
-from relay_queue.exceptions import InvalidJob
+from relay_queue.exceptions import InvalidJob, shown
 
 MAX_ID: Final = 2**63 - 1
 """The largest id that a row can have."""
@@ -102,12 +102,3 @@ def _encodes(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def shown(value: object) -> str:
-    """Return a short spelling of a value, which may be an integer too long to print."""
-    try:
-        shown = repr(value)
-    except ValueError:
-        return f"an integer of {int(value).bit_length()} bits"  # type: ignore[call-overload]
-    return shown if len(shown) <= 80 else f"{shown[:80]}…"

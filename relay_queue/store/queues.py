@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from relay_queue import conf
 from relay_queue.conf import QueueOptions
-from relay_queue.exceptions import InvalidJob, UnknownQueue
+from relay_queue.exceptions import InvalidJob, UnknownQueue, shown
 from relay_queue.states import UNFINISHED
-from relay_queue.store import bounds
 from relay_queue.store.transaction import Transaction
 
 _UNFINISHED_SQL = ", ".join(f"'{state.value}'" for state in sorted(UNFINISHED))
@@ -92,7 +91,7 @@ def queue_name(name: object) -> str:
     """
     fault = conf.queue_name_fault(name)
     if fault is not None:
-        raise InvalidJob(f"the queue name {bounds.shown(name)} {fault}")
+        raise InvalidJob(f"the queue name {shown(name)} {fault}")
     plain = str.__str__(name)
     known = conf.get().queues
     if known is not None and plain not in known:

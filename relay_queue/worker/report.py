@@ -6,7 +6,6 @@ the worker down: an exception's ``str()``, its class's name and its traceback ma
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from relay_queue.exceptions import (
     Retry,
     Snooze,
     TimedOut,
+    shown,
 )
 from relay_queue.payload import clean_text, encode_result
 from relay_queue.store.records import Claim, Settlement
@@ -159,9 +159,10 @@ def _own_frames(error: BaseException) -> TracebackType | None:
 
 def _delay_seconds(what: str, value: Any) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= MAX_DELAY_SECONDS:
+    # Not a number fails here, too, and no huge integer is made a float.
+    if not number or not 0 <= value <= MAX_DELAY_SECONDS:
         raise InvalidJob(
-            f"{what} was raised with {value!r}; "
+            f"{what} was raised with {shown(value)}; "
             f"use seconds between 0 and {MAX_DELAY_SECONDS:,.0f} (ten years)."
         )
     return float(value)

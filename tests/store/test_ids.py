@@ -42,7 +42,7 @@ def test_verbs_on_jobs_pass_over_ids_that_no_row_can_have() -> None:
 
 @pytest.mark.parametrize("verb", [store.cancel_one, store.requeue_one])
 def test_verbs_on_one_job_say_that_there_is_none(verb: Callable[..., None]) -> None:
-    for job_id in BEYOND[:3]:
+    for job_id in BEYOND:
         with pytest.raises(JobNotFound):
             do(verb, job_id)
 

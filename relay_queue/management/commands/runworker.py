@@ -14,7 +14,7 @@ from django.db import connections
 from relay_queue import __version__, conf
 from relay_queue.cli.base import explain
 from relay_queue.db.gate import gate_of
-from relay_queue.exceptions import ConfigurationError
+from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.management.preflight import database_fault
 from relay_queue.worker import reload
 from relay_queue.worker.gatewatch import GateWatch
@@ -262,7 +262,7 @@ def _bounded(option: str, key: str, value: Any, default: Any) -> Any:
         return default
     problems = conf.problems({key: value})
     if problems:
-        raise CommandError(f"{option} is {value}. {problems[0].hint}")
+        raise CommandError(f"{option} is {shown(value)}. {problems[0].hint}")
     return value
 
 
@@ -270,7 +270,7 @@ def _lease_seconds(value: float | None, settings: conf.RelaySettings) -> float |
     low, high = settings.min_lease_seconds, settings.max_lease_seconds
     if value is not None and not low <= value <= high:
         raise CommandError(
-            f"--lease-seconds is {value:g}. Use {low:g} to {high:g}, or change "
+            f"--lease-seconds is {shown(value)}. Use {low:g} to {high:g}, or change "
             'RELAY["MIN_LEASE_SECONDS"] and RELAY["MAX_LEASE_SECONDS"].'
         )
     return value
@@ -278,7 +278,9 @@ def _lease_seconds(value: float | None, settings: conf.RelaySettings) -> float |
 
 def _max_jobs(value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise CommandError(f"--max-jobs is {value}. Use 1 or more, or leave it out for no limit.")
+        raise CommandError(
+            f"--max-jobs is {shown(value)}. Use 1 or more, or leave it out for no limit."
+        )
     return value
 
 
@@ -287,7 +289,7 @@ def _name(value: str | None) -> str:
         return socket.gethostname()[:MAX_NAME_CHARS]
     if not 1 <= len(value) <= MAX_NAME_CHARS or not value.isprintable():
         raise CommandError(
-            f"--name is {value!r}. Use 1 to {MAX_NAME_CHARS} characters that can be printed."
+            f"--name is {shown(value)}. Use 1 to {MAX_NAME_CHARS} characters that can be printed."
         )
     return value
 
