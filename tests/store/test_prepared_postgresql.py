@@ -144,6 +144,23 @@ def test_many_rows_of_values_and_large_ones_pass_at_once(
     assert answers == rows
 
 
+def test_large_rows_are_exchanged_by_fewer_at_once(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "EXCHANGED_BYTES", 1_000)
+    cursor = opened()
+    exchange, sizes = cursor._exchange, []
+
+    def counted(messages: list[Any]) -> Any:
+        sizes.append(len(messages))
+        return exchange(messages)
+
+    monkeypatch.setattr(cursor, "_exchange", counted)
+    rows = [(number, "x" * length) for number, length in enumerate([1] * 10 + [400] * 7)]
+    assert list(cursor.execute_each("SELECT $1, $2::text", rows)) == rows
+    assert sizes == [13, 3, 1]
+
+
 def test_it_begins_the_transaction_that_the_connection_wants(opened: Open) -> None:
     cursor = opened()
     cursor.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

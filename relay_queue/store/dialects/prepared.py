@@ -11,7 +11,6 @@ import select
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import islice
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,9 @@ MOST_PREPARED: Final = 200
 """Statements that a connection keeps: beyond that it begins anew."""
 
 EXCHANGED_AT_ONCE: Final = 500
-"""Rows of `PreparedCursor.execute_each` that wait in memory for their answers."""
+EXCHANGED_BYTES: Final = 4 * 1024 * 1024
+"""Rows of `PreparedCursor.execute_each` that wait in memory for their answers, and about how many bytes
+of values: one row more, which a payload bounds, than fits."""
 
 _OIDS: Final[dict[type, int]] = {
     type_: psycopg.adapters.types[name].oid
@@ -91,7 +92,7 @@ class PreparedCursor:
     ) -> Iterator[tuple[Any, ...] | None]:
         """Run a statement for each row of values; yield the first row of each answer, if any."""
         messages = (_message(statement, row) for row in rows)
-        while batch := list(islice(messages, EXCHANGED_AT_ONCE)):
+        for batch in _batches(messages):
             for answer in self._exchange(batch)[-len(batch) :]:
                 self._take(answer)
                 yield self.fetchone()
@@ -214,6 +215,20 @@ def numbered(statement: str) -> str:
     """Return a statement with ``$1`` and so on instead of ``%s``."""
     first, *others = statement.split("%s")
     return first + "".join(f"${number}{part}" for number, part in enumerate(others, start=1))
+
+
+def _batches(messages: Iterable[_Message]) -> Iterator[list[_Message]]:
+    """Yield messages by as many as are exchanged at once."""
+    batch: list[_Message] = []
+    size = 0
+    for message in messages:
+        batch.append(message)
+        size += sum([len(value) for value in message.values if value])
+        if len(batch) >= EXCHANGED_AT_ONCE or size >= EXCHANGED_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _begin(connection: psycopg.Connection[Any]) -> _Message:
