@@ -160,6 +160,23 @@ def test_a_place_that_is_being_taken_is_waited_for(other: Other, commits: bool) 
     assert_counters_exact()
 
 
+def test_limits_that_somebody_holds_are_changed_after_the_commit(other: Other) -> None:
+    limit(capacity=5)
+    with store.transaction() as tx:
+        assert store.hold_limits(tx, "default") == {"capacity": 5, "max_running": None}
+        later = other.starts(lambda: do(_add_one_to_the_capacity))
+        assert waits(later)
+        store.set_limits(tx, "default", capacity=7)
+    later.result(10)
+    assert do(store.hold_limits, "default") == {"capacity": 8, "max_running": None}
+
+
+def _add_one_to_the_capacity(tx: store.Transaction) -> None:
+    """Change a limit by what it is, as the form of the limits and ``relay limits`` do."""
+    capacity = store.hold_limits(tx, "default")["capacity"]
+    store.set_limits(tx, "default", capacity=(capacity or 0) + 1)
+
+
 def test_running_jobs_never_exceed_their_limit_when_claims_meet(other: Other) -> None:
     enqueue_each(5)
     limit(max_running=3)
