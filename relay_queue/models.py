@@ -148,8 +148,8 @@ class Job(models.Model):
                 condition=Q(finished_at__isnull=False),
                 name="relay_job_finished",
             ),
-            # The only one that every job is in from its insert on. Nothing that changes is in it.
-            models.Index(fields=["queue", "task", "created_at"], name="relay_job_listing"),
+            # The only one that holds every job, in the whole order of a list; none of it changes.
+            models.Index(fields=["queue", "task", "created_at", "id"], name="relay_job_listing"),
             # For the search: jobs with an error are few, and the text is read from the index.
             models.Index(
                 fields=["id", "last_error"], condition=Q(last_error__gt=""), name="relay_job_error"

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from relay_queue.bench.figures import WITH_CONSOLE
 from relay_queue.scratch import dependent
 
 
@@ -22,8 +23,7 @@ def main() -> None:
     options = _parse()
     dependent.leave_with_parent()
     # Both before Django's settings are read.
-    # The console needs more than workers do, whose memory is measured without it.
-    module = "console_settings" if options.family == "console" else "settings"
+    module = "console_settings" if options.family in WITH_CONSOLE else "settings"
     os.environ["DJANGO_SETTINGS_MODULE"] = f"relay_queue.bench.{module}"
     os.environ["RELAY_BENCH_DB"] = str(options.folder / "unused.sqlite3")
     import django

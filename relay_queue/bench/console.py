@@ -8,7 +8,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
@@ -16,7 +15,8 @@ from relay_queue.bench.crowd import RARE_QUEUE, RARE_TASK, Crowd, settle_down
 from relay_queue.bench.figures import Figure, judge
 from relay_queue.bench.measuring import BenchError, percentile, timed
 from relay_queue.bench.run import Run
-from relay_queue.models import Worker
+from relay_queue.models import Job, Worker
+from relay_queue.states import State
 
 ROUNDS: Final = 12
 SLOWEST_NAMED: Final = 5
@@ -26,27 +26,40 @@ Query = Mapping[str, Any]
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Measure ``console_page_p95`` and ``console_fragment_p95`` through Django's test client.
+    """Measure ``console_page_p95`` and ``console_fragment_p95`` on SQLite."""
+    crowd = announced(run)
+    settle_down(run.folder / "console.sqlite3", crowd)
+    yield from visit(run, crowd)
 
-    Session, permissions and templates included; only the network is not. Every page is judged by
-    its own 95th percentile, and the figure is that of the slowest page.
-    """
+
+def announced(run: Run) -> Crowd:
+    """Return the crowd of a run, and say that it is coming."""
     crowd = Crowd(
         finished=run.size(1_000_000, 20_000),
         ready=run.size(100_000, 2_000),
         dead=run.size(50_000, 1_000),
+        scheduled=run.size(100_000, 2_000),
     )
     run.say(f"filling a database with {crowd.jobs:,} jobs and their ledger")
-    settle_down(run.folder / "console.sqlite3", crowd)
+    return crowd
+
+
+def visit(run: Run, crowd: Crowd, prefix: str = "") -> Iterator[Figure]:
+    """Open the pages through Django's test client, in the database that is in use.
+
+    Session, permissions and templates included; only the network is not. Every page is judged by
+    its own 95th percentile, and the figure is that of the slowest page.
+    """
     client = _visitor()
     rounds = run.size(ROUNDS, 3)
-    if run.wants("console_page_p95"):
+    page, fragment = f"{prefix}console_page_p95", f"{prefix}console_fragment_p95"
+    if run.wants(page):
         pages = addresses(crowd)
         run.say(f"opening {len(pages)} pages {rounds} times each")
-        yield _judge("console_page_p95", _times(client, pages, rounds), crowd)
-    if run.wants("console_fragment_p95"):
-        fragment = {"dashboard": "/admin/relay_queue/dashboard/live/"}
-        yield _judge("console_fragment_p95", _times(client, fragment, rounds * 5), crowd)
+        yield _judge(page, _times(client, pages, rounds), crowd)
+    if run.wants(fragment):
+        live = {"dashboard": "/admin/relay_queue/dashboard/live/"}
+        yield _judge(fragment, _times(client, live, rounds * 5), crowd)
 
 
 def _judge(name: str, times: Mapping[str, list[float]], crowd: Crowd) -> Figure:
@@ -62,6 +75,7 @@ def _judge(name: str, times: Mapping[str, list[float]], crowd: Crowd) -> Figure:
         finished=crowd.finished,
         ready=crowd.ready,
         dead=crowd.dead,
+        scheduled=crowd.scheduled,
     )
 
 
@@ -106,11 +120,8 @@ def addresses(crowd: Crowd) -> dict[str, str]:
 
 
 def _dead_letter() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT MAX(id) FROM relay_queue_job WHERE state = 'dead' AND finished_at > ''"
-        )
-        return int(cursor.fetchone()[0])
+    dead = Job.objects.filter(state=State.DEAD, finished_at__isnull=False)
+    return dead.order_by("-finished_at").values_list("id", flat=True)[0]
 
 
 def _job_lists(crowd: Crowd) -> dict[str, tuple[str, Query]]:

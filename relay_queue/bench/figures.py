@@ -85,14 +85,26 @@ SPECS: Final[Mapping[str, Spec]] = {
     "pg_pickup_p50": Spec(
         "postgresql", "ms", Bar("value", "<=", 3), "enqueue returned to job entered"
     ),
+    "pg_console_page_p95": Spec(
+        "postgresql_console", "ms", Bar("value", "<=", 300), "the slowest page, as on SQLite"
+    ),
+    "pg_console_fragment_p95": Spec(
+        "postgresql_console", "ms", Bar("value", "<=", 50), "what a dashboard fetches, too"
+    ),
 }
 """The figures by name, in the order in which they are shown."""
+
+ON_SERVER: Final = frozenset({"postgresql", "postgresql_console"})
+"""The families that measure a server."""
+
+WITH_CONSOLE: Final = frozenset({"console", "postgresql_console"})
+"""The families that need the admin. Workers do not, and their memory is measured without it."""
 
 
 def names_for(engine: Literal["sqlite", "postgresql"]) -> list[str]:
     """Return the figures that are measured on an engine."""
     on_server = engine == "postgresql"
-    return [name for name, spec in SPECS.items() if (spec.family == "postgresql") is on_server]
+    return [name for name, spec in SPECS.items() if (spec.family in ON_SERVER) is on_server]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from django.db import connections
 from relay_queue import conf
 from relay_queue.bench import families, machine
 from relay_queue.bench.families import SERVER_VARIABLE as VARIABLE
-from relay_queue.bench.figures import SPECS, names_for
+from relay_queue.bench.figures import ON_SERVER, SPECS, names_for
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style
 from relay_queue.scratch import dependent
@@ -121,7 +121,7 @@ def _measure(
         out.line(f"{family}: {', '.join(wanted)}", "title")
         say = _teller(out)
         place = folder / family
-        chosen = variables if family == "postgresql" else {}
+        chosen = variables if family in ON_SERVER else {}
         for figure in families.measure(
             family, wanted, place, quick=quick, say=say, variables=chosen
         ):

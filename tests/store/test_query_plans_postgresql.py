@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from relay_queue import store
+from relay_queue.admin.lists import names, walks
+from relay_queue.admin.lists.criteria import Criteria
+from relay_queue.admin.lists.walk import Reader
 from relay_queue.store import Settlement, inspect
 from relay_queue.store.dialects.prepared import PreparedCursor
 from tests.store.actions import (
@@ -123,3 +127,24 @@ def test_no_hot_statement_reads_a_table_from_end_to_end(
     assert len(plans) > 20
     walks = {query: plan for query, plan in plans.items() if WALK.search(plan)}
     assert walks == {}
+
+
+def test_a_page_of_a_list_reads_hardly_more_jobs_than_it_shows(
+    crowded: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = names.read()  # all of the crowd was made at one moment
+    asked = Criteria(task=known.tasks[0])
+    reader = Reader(walks.jobs(asked, known), connection().alias)
+    assert len(reader.walk.branches) == 5
+    plans: list[str] = []
+    fetch = Reader._fetch
+
+    def explained(self: Reader, sql: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
+        explain = "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF)"
+        plans.append("\n".join(row[0] for row in fetch(self, f"{explain} {sql}", params)))
+        return fetch(self, sql, params)
+
+    monkeypatch.setattr(Reader, "_fetch", explained)
+    assert len(reader.read(None, limit=51)) == 51
+    read = [int(rows) for rows in re.findall(r"Scan .*relay_queue_job.*rows=(\d+)", plans[0])]
+    assert sum(read) <= 51 + 5, plans[0]

@@ -15,6 +15,8 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 
+from relay_queue.store.dialects import dialect_for
+
 SCAN: Final = 10_000
 """Rows that one page looks at for its matches."""
 COUNT_SCAN: Final = 5_000
@@ -65,9 +67,12 @@ class Walk:
         return self.key in {self.id, "rank"}
 
     def rows(
-        self, place: Place | None, *, forward: bool, inclusive: bool, limit: int
+        self, place: Place | None, *, forward: bool, inclusive: bool, limit: int, apart: bool
     ) -> tuple[str, list[Any]]:
-        """Return the statement for the next ids and keys from a place on."""
+        """Return the statement for the next ids and keys from a place on.
+
+        ``apart`` gives each of several branches an order and a limit; see `Dialect.bounds_branches`.
+        """
         down = self.descending == forward
         order = "DESC" if down else "ASC"
         sign = ("<" if down else ">") + ("=" if inclusive else "")
@@ -86,12 +91,15 @@ class Walk:
             parts.append(
                 f"SELECT {distinct}{self.id} AS id, {self.key} AS k FROM {self.table} WHERE {where}"
             )
+        end = f" ORDER BY 2 {order}, 1 {order} LIMIT {limit}"
+        if apart and len(parts) > 1 and not self.gather:
+            parts = [f"({part}{end})" for part in parts]
         sql = " UNION ALL ".join(parts)
         if self.gather:
             # A product of nothing: the planner would else read the whole table by id for the order.
             sql = f"SELECT id, k FROM ({sql}) gathered"
             return f"{sql} ORDER BY k + 0 {order} LIMIT {limit}", params
-        return f"{sql} ORDER BY 2 {order}, 1 {order} LIMIT {limit}", params
+        return f"{sql}{end}", params
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ class Reader:
     ) -> list[Place]:
         """Return up to ``limit`` places after the first ``skip``, in the direction of the walk."""
         scan = skip + limit if self.rest is None else SCAN
-        inner, params = self.walk.rows(place, forward=forward, inclusive=inclusive, limit=scan)
+        inner, params = self._rows(place, scan, forward=forward, inclusive=inclusive)
         where, more = self._rest()
         # The order of the inner rows is kept: only so can the walk stop at the last one wanted.
         sql = f"SELECT s.id, s.k FROM ({inner}) s{where} LIMIT {limit} OFFSET {skip}"
@@ -124,19 +132,25 @@ class Reader:
         """Return the first place that `read` did not look at, going forward, or None."""
         if self.rest is None:
             return None
-        inner, params = self.walk.rows(place, forward=True, inclusive=True, limit=SCAN + 1)
+        inner, params = self._rows(place, SCAN + 1)
         sql = f"SELECT s.id, s.k FROM ({inner}) s LIMIT 1 OFFSET {SCAN}"
         found = self._fetch(sql, params)
         return Place(found[0][1], found[0][0]) if found else None
 
     def count(self) -> Counted:
         """Count the rows, as far as `COUNT_SCAN` goes."""
-        inner, params = self.walk.rows(None, forward=True, inclusive=True, limit=COUNT_SCAN + 1)
+        inner, params = self._rows(None, COUNT_SCAN + 1)
         where, more = self._rest("CASE WHEN", "THEN 1 ELSE 0 END")
         matched = f"COALESCE(SUM({where}), 0)" if where else "COUNT(*)"
         sql = f"SELECT COUNT(*), {matched} FROM ({inner}) s"
         ((looked_at, n),) = self._fetch(sql, [*more, *params])
         return Counted(min(int(n), COUNT_SCAN), looked_at > COUNT_SCAN)
+
+    def _rows(
+        self, place: Place | None, limit: int, *, forward: bool = True, inclusive: bool = True
+    ) -> tuple[str, list[Any]]:
+        apart = dialect_for(connections[self.alias]).bounds_branches
+        return self.walk.rows(place, forward=forward, inclusive=inclusive, limit=limit, apart=apart)
 
     def _rest(self, before: str = " WHERE", after: str = "") -> tuple[str, list[Any]]:
         if self.rest is None:

@@ -35,6 +35,10 @@ class Dialect(ABC):
     chains_writes: bool
     """Whether one statement may change two tables, the second by what the first has changed."""
 
+    bounds_branches: bool
+    """Whether the parts of a union need an order and a limit each to be merged row by row; otherwise
+    the planner reads and sorts all of them."""
+
     shard: str
     """The expression for the shard of `QueueCount` that a transaction writes."""
 

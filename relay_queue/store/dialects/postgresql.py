@@ -101,6 +101,7 @@ class PostgreSQLDialect(Dialect):
     lock_rows = " FOR UPDATE"
     clock = "clock_timestamp()"
     chains_writes = True
+    bounds_branches = True
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
 

@@ -27,6 +27,7 @@ class SQLiteDialect(Dialect):
     lock_rows = ""
     clock = "NULL"
     chains_writes = False
+    bounds_branches = False
     shard = "0"
     freeze_counts = ""
 
