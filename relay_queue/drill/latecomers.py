@@ -15,7 +15,9 @@ from relay_queue.models import Lease
 from relay_queue.scratch.processes import is_alive
 from relay_queue.states import State
 
-LEASE_SECONDS = 1.5
+LEASE_SECONDS = 3.0
+"""Of the next attempt, too, which a busy machine must not let run out as well."""
+
 TIMEOUT_SECONDS = 1.0
 GO, NEVER = "go", "never made"
 

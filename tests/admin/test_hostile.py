@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 
+from relay_queue import clock
 from relay_queue.models import Job, Lease, Queue, QueueCount, Worker
 from tests.store import actions
 
@@ -63,6 +65,14 @@ class Shape(HTMLParser):
                 address.startswith(("javascript:", "data:", "//")) or "<" in address
             ):
                 self.bad.append(f"{tag} {name}={value}")
+
+
+@pytest.fixture(autouse=True)
+def moment() -> Iterator[None]:
+    """Let no time pass: a worker that has been silent for a minute is one more thing to show."""
+    now = clock.now()
+    with clock.use(lambda: now):
+        yield
 
 
 @pytest.fixture

@@ -41,11 +41,12 @@ django.setup = setup
 
 PLANTED = r"""
 def sabotage():
-    import re
+    import re, sys
     from importlib import import_module
     from relay_queue.drill import ground
     claim, settle = (import_module(f"relay_queue.store.{name}") for name in ("claim", "settle"))
-    ground.PATIENCE_SECONDS = 6.0
+    if "F1" not in sys.argv:  # which waits for what does happen
+        ground.PATIENCE_SECONDS = 6.0
     # Whoever knows the token of a lease may end it, at any time: no fence at all.
     guard = r"AND \S+ IS NULL AND \S+expires_at > %s"
     settle.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", settle.END_LEASES)
@@ -109,7 +110,7 @@ class Drill:
         return processes_with(f"TMPDIR={self.temporary}")
 
     def wait_for_workers(self) -> None:
-        wait_until(lambda: "runworker" in str(self.pids()), 60, self.output)
+        wait_until(lambda: "runworker" in str(self.pids()), message=self.output)
 
     def assert_nothing_left(self) -> None:
         wait_until(lambda: not self.pids(), message=lambda: str(self.pids()))
