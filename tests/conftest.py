@@ -1,5 +1,6 @@
 """Fixtures for tests with real processes and real database files."""
 
+import gc
 import os
 import re
 import shutil
@@ -312,6 +313,14 @@ def no_process_left_behind() -> Iterator[None]:
         _kill(pid)
         os.waitpid(pid, 0)
     assert not left, f"child processes left behind: {left}"
+
+
+@pytest.fixture
+def files_stay_open() -> Iterator[None]:
+    """Keep the garbage collector from closing what other tests left, while files are counted."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

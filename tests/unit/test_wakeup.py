@@ -121,6 +121,7 @@ def test_many_threads_ring_at_once(database: Path, bell: Doorbell) -> None:
 # --- Where the bells hang ----------------------------------------------------
 
 
+@pytest.mark.usefixtures("files_stay_open")
 @pytest.mark.parametrize("open_files", [doorbell.OPEN_FILES, "/nowhere"])
 @pytest.mark.parametrize("name", ["with some spaces", "Prüfung-日本", "long-" * 40])
 def test_any_path_to_the_database_works(

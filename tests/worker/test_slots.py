@@ -46,6 +46,7 @@ def make(rings: list[str]) -> Iterator[Make]:
         made.append(Slots(concurrency, lambda: rings.append(threading.current_thread().name)))
         return made[-1]
 
+    wait_until(lambda: not slot_threads())  # those of other tests may still be ending
     yield build
     tasks.gate.set()
     for slots in made:

@@ -133,6 +133,7 @@ def test_without_a_bell_orders_and_slots_still_end_the_sleep(supervisor: socket.
     waiting.close()
 
 
+@pytest.mark.usefixtures("files_stay_open")
 def test_closing_gives_every_descriptor_back_and_leaves_the_line_to_its_owner(
     supervisor: socket.socket,
 ) -> None:
@@ -143,6 +144,7 @@ def test_closing_gives_every_descriptor_back_and_leaves_the_line_to_its_owner(
     assert _ends[supervisor.fileno()].recv(8) == DRAIN
 
 
+@pytest.mark.usefixtures("files_stay_open")
 def test_a_function_that_returns_late_cannot_write_into_a_file_that_got_the_pipes_number(
     supervisor: socket.socket, tmp_path: Path
 ) -> None:
