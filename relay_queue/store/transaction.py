@@ -48,6 +48,10 @@ def _with_ids(statement: str, count: int) -> str:
     return statement.format(ids=", ".join(["%s"] * count))
 
 
+def _is_watched(connection: BaseDatabaseWrapper) -> bool:
+    return connection.queries_logged or bool(connection.execute_wrappers)
+
+
 class Transaction:
     """One write transaction: a cursor, one reading of the clock, and pending counter changes.
 
@@ -58,15 +62,33 @@ class Transaction:
         self.connection = connection
         self.dialect = dialect
         self.joined = joined
-        self.now: datetime = dialect.now(connection)
-        self.now_db: Any = dialect.to_db(self.now)
+        self._now: datetime | None = None
+        self._now_db: Any = None
         # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
         # nobody does, its layers cost as much as the statements.
-        watched = connection.queries_logged or bool(connection.execute_wrappers)
+        watched = _is_watched(connection)
         self._cursor: Any = connection.cursor() if watched else dialect.cursor(connection)
         # The query log formats statements itself and knows only Django's own placeholders.
         self._sql = str if watched else dialect.sql
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    @property
+    def now(self) -> datetime:
+        """The one reading of the clock."""
+        return self._now or self.read_clock()
+
+    @property
+    def now_db(self) -> Any:
+        """The same, as the parameter to bind."""
+        if self._now_db is None:
+            self._now_db = self.dialect.to_db(self.now)
+        return self._now_db
+
+    def read_clock(self) -> datetime:
+        """Take the one reading: at the begin, or when it is first asked for."""
+        ask = self.dialect.now if self.joined else self.dialect.opened_at
+        self._now = ask(self.connection)
+        return self._now
 
     def rows(
         self, statement: str, casts: Casts, params: list[Any], *rest: Any
@@ -175,14 +197,19 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
     ``with transaction() as tx:``. Joined, nothing is locked here and the caller's commit decides: an
     enqueue inside ``atomic()`` lives and dies with the caller's rows. ``wait_seconds`` bounds the
     wait for the writer, and ``first`` lets a worker's loop pass its own process's other threads.
+    ``lazily`` may save an exchange with a server, see `Dialect.outermost`: no savepoint may come
+    before the first statement then, and a connection that has died is not opened again unseen.
     Raises ``OperationalError`` if the wait was too long.
     """
 
-    __slots__ = ("_block", "_tx", "first", "wait_seconds")
+    __slots__ = ("_block", "_tx", "first", "lazily", "wait_seconds")
 
-    def __init__(self, *, wait_seconds: float | None = None, first: bool = False) -> None:
+    def __init__(
+        self, *, wait_seconds: float | None = None, first: bool = False, lazily: bool = False
+    ) -> None:
         self.wait_seconds = wait_seconds
         self.first = first
+        self.lazily = lazily
 
     def __enter__(self) -> Transaction:
         connection = connections[conf.get().database]
@@ -192,10 +219,15 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
         if joined:
             self._block = django_transaction.atomic(using=connection.alias)
         else:
-            self._block = dialect.outermost(connection, self.wait_seconds, first=self.first)
+            lazily = self.lazily and not _is_watched(connection)
+            self._block = dialect.outermost(
+                connection, self.wait_seconds, first=self.first, lazily=lazily
+            )
         self._block.__enter__()
         try:
             self._tx = Transaction(connection, dialect, joined=joined)
+            if not self.lazily:
+                self._tx.read_clock()
         except BaseException:
             self._block.__exit__(*sys.exc_info())
             raise

@@ -49,7 +49,7 @@ class Plan:
 class Done:
     """What one tick has committed."""
 
-    now: datetime
+    now: datetime = field(init=False)
     settlements: Sequence[Settlement] = ()
     answers: list[Settled] = field(default_factory=list)
     renewed: set[int] = field(default_factory=set)
@@ -66,9 +66,8 @@ def tick(plan: Plan) -> Done:
     A careful tick is slower and survives data that cannot be stored or read: each outcome, recovery
     and claim has a savepoint of its own, and the job at fault is taken out.
     """
-    with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
-        done = Done(tx.now)
-        done.settlements = plan.settlements()
+    with store.transaction(wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful) as tx:
+        done = Done(plan.settlements())
         settle = _settle_one_by_one if plan.careful else store.settle
         done.answers = settle(tx, done.settlements)
         _renew(tx, plan, done)
@@ -79,6 +78,7 @@ def tick(plan: Plan) -> Done:
         if plan.stats is not None:
             store.roll_up(tx, plan.worker_id, plan.stats.minutes)
             store.heartbeat(tx, plan.worker_id, plan.stats.totals)
+        done.now = tx.now
     return done
 
 

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, transaction
+from django.test.utils import CaptureQueriesContext
 
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull
 from relay_queue.models import Lease, QueueCount, Worker
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
+from relay_queue.store.dialects.prepared import PreparedCursor
 from tests import tasks
 from tests.conftest import PATIENCE_SECONDS, wait_until
 from tests.store.actions import (
@@ -545,6 +547,116 @@ def test_the_clock_does_not_stand_still_in_a_callers_transaction(engine: str) ->
         enqueue()
         with store.transaction() as inner:
             assert inner.now > outer.now
+
+
+# --- a transaction that begins with its first statement ----------------------------------------
+
+
+WAIT = "7s"
+
+
+def lazily() -> store.transaction:
+    return store.transaction(wait_seconds=7.0, first=True, lazily=True)
+
+
+@pytest.fixture
+def exchanges(engine: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of statements of each exchange with the server."""
+    seen: list[int] = []
+    exchange = PreparedCursor._exchange
+
+    def counting(self: PreparedCursor, messages: list[Any]) -> Any:
+        seen.append(len(self._line.posted) + len(messages))
+        return exchange(self, messages)
+
+    monkeypatch.setattr(PreparedCursor, "_exchange", counting)
+    return seen
+
+
+def take(tx: store.Transaction) -> list[store.Claim]:
+    return store.claim(tx, worker_id=None, queues=["default"], limit=1)
+
+
+def test_a_worker_claims_in_three_exchanges_with_the_server(exchanges: list[int]) -> None:
+    for _ in range(2):
+        enqueue()
+    claim(1)  # so that the queue is known to be unlimited
+    exchanges.clear()
+    with lazily() as tx:
+        (held,) = take(tx)
+    assert exchanges == [2, 1, 2], "begin and search; start and grant; count and commit"
+    assert (state(held.job_id), rows(Lease).get(pk=held.lease_id).token) == ("running", held.token)
+    assert_counters_exact()
+
+
+def test_its_clock_is_read_as_it_begins_and_its_waits_are_bounded(exchanges: list[int]) -> None:
+    with lazily() as tx:
+        take(tx)
+        assert tx.fetch("SELECT current_setting('lock_timeout')") == [(WAIT,)]
+        ((before, after),) = tx.fetch("SELECT now(), clock_timestamp()")
+        assert before <= tx.now < after
+        assert tx.now is tx.now
+    assert exchanges[0] == 2
+
+
+def test_one_that_is_only_asked_for_its_clock_begins_then(exchanges: list[int]) -> None:
+    with lazily() as tx:
+        now = tx.now
+        assert exchanges == [1]
+        take(tx)
+        assert tx.now == now
+
+
+def test_one_of_which_nothing_was_asked_is_no_error(exchanges: list[int]) -> None:
+    with lazily():
+        pass
+    with lazily() as tx:
+        assert tx.fetch("SELECT count(*) FROM relay_queue_job") == [(0,)]
+
+
+def test_where_somebody_watches_it_begins_at_once(engine: str) -> None:
+    enqueue()
+    with CaptureQueriesContext(connection()) as seen, lazily() as tx:
+        assert tx.fetch("SELECT current_setting('lock_timeout')") == [(WAIT,)]
+        assert len(take(tx)) == 1
+    assert any("relay_queue_job" in query["sql"] for query in seen)
+    assert_counters_exact()
+
+
+def test_one_that_joins_it_has_a_clock_of_its_own(engine: str) -> None:
+    with lazily() as outer:
+        take(outer)
+        with store.transaction() as inner:
+            assert outer.now < inner.now
+
+
+def test_a_connection_that_died_before_it_began_is_lost_and_the_next_one_is_new(
+    other: Other,
+) -> None:
+    enqueue()
+
+    def claims() -> list[store.Claim]:
+        with lazily() as tx:
+            return take(tx)
+
+    before = other.does(my_pid)
+    end_session(before)
+    with pytest.raises(DatabaseError) as caught:
+        other.does(claims)
+    assert trouble(caught.value) == "lost"
+    other.does(lambda: connection().close())
+    (held,) = other.does(claims)
+    assert state(held.job_id) == "running"
+
+
+def test_a_fault_in_its_first_statement_undoes_it(engine: str) -> None:
+    with pytest.raises(DatabaseError) as caught, lazily() as tx:
+        tx.fetch("SELECT %s::int", ["no number"])
+    assert trouble(caught.value) == "data"
+    enqueue()
+    with lazily() as tx:
+        assert len(take(tx)) == 1
+    assert_counters_exact()
 
 
 def test_a_pooler_is_given_no_prepared_statements(engine: str, settings: Any) -> None:

@@ -134,6 +134,34 @@ def test_what_was_posted_for_a_transaction_that_is_undone_is_never_sent(opened: 
     assert one(cursor, "SELECT $1::int", 3) == 3
 
 
+def test_an_answer_that_is_kept_is_there_when_it_is_asked_for_and_only_once(opened: Open) -> None:
+    cursor = opened()
+    cursor.post("SELECT $1::int", [1], keep=True)
+    cursor.post("SELECT $1::int", [2])
+    assert one(cursor, "SELECT $1::int", 3) == 3
+    assert cursor.kept() == (1,)
+    assert cursor.kept() is None
+
+
+def test_a_statement_whose_answer_is_asked_for_is_sent_for_it(opened: Open) -> None:
+    cursor = opened()
+    cursor.post("SELECT $1::int", [1], keep=True)
+    assert cursor.kept() == (1,)
+    cursor.post("SELECT set_config('relay.test', $1, true)", ["sent"])
+    cursor.send()
+    assert cursor.connection.execute("SELECT current_setting('relay.test')").fetchone() == ("sent",)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_an_answer_of_a_transaction_that_is_undone_is_not_kept(opened: Open, sent: bool) -> None:
+    cursor = opened()
+    cursor.post("SELECT $1::int", [1], keep=True)
+    if sent:
+        cursor.send()
+    cursor.forget()
+    assert cursor.kept() is None
+
+
 def test_many_rows_of_values_and_large_ones_pass_at_once(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,17 +47,31 @@ class Dialect(ABC):
 
     @abstractmethod
     def outermost(
-        self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+        self,
+        connection: BaseDatabaseWrapper,
+        wait_seconds: float | None,
+        *,
+        first: bool,
+        lazily: bool = False,
     ) -> AbstractContextManager[float]:
         """Open a write transaction that begins with the write lock; give the seconds it waited.
 
         ``wait_seconds`` bounds the wait, None means the connection's own timeout; ``first`` passes
-        other threads of this process. Raises ``OperationalError`` when the wait is over.
+        other threads of this process. ``lazily``: where that saves an exchange with a server, it
+        begins together with its first statement, or with `opened_at`; nothing but the cursor of
+        `cursor` may be used before. Raises ``OperationalError`` when the wait is over.
+        """
+
+    @abstractmethod
+    def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Return the one clock reading of a transaction, taken after its write lock was won.
+
+        Only once for each that `outermost` has opened.
         """
 
     @abstractmethod
     def now(self, connection: BaseDatabaseWrapper) -> datetime:
-        """Read the one clock of a transaction, after its write lock is won."""
+        """Read the clock that leases follow."""
 
     @abstractmethod
     def to_db(self, moment: datetime) -> Any:

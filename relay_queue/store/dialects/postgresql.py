@@ -106,19 +106,28 @@ class PostgreSQLDialect(Dialect):
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
 
     def outermost(
-        self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+        self,
+        connection: BaseDatabaseWrapper,
+        wait_seconds: float | None,
+        *,
+        first: bool,
+        lazily: bool = False,
     ) -> AbstractContextManager[float]:
         """Begin, and bound the waits for rows that others hold; see `Dialect.outermost`."""
-        return _outermost(connection, wait_seconds, first=first)
+        return _outermost(connection, wait_seconds, first=first, lazily=lazily)
+
+    def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Return what the server's clock said as the transaction began."""
+        with connection.wrap_database_errors:
+            row = _cursor(connection).kept()
+        assert row is not None, "nobody else asks, and a statement without FROM has one row"
+        return clock.of_database(_in_utc(row[0]))
 
     def now(self, connection: BaseDatabaseWrapper) -> datetime:
         """Read the server's clock: the clocks of its clients may differ by minutes."""
-        reading = connection.__dict__.pop("relay_opened_at", None)
-        if reading is None:
-            with connection.cursor() as cursor:
-                cursor.execute(READ_CLOCK)
-                reading = cursor.fetchone()[0]
-        return clock.of_database(_in_utc(reading))
+        with connection.cursor() as cursor:
+            cursor.execute(READ_CLOCK)
+            return clock.of_database(_in_utc(cursor.fetchone()[0]))
 
     def to_db(self, moment: datetime) -> datetime:
         """Return the moment in UTC: the driver does the rest."""
@@ -256,9 +265,9 @@ def _timeout(seconds: float) -> str:
 
 @contextmanager
 def _outermost(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
 ) -> Iterator[float]:
-    block = _begin(connection, wait_seconds, first=first)
+    block = _begin(connection, wait_seconds, first=first, lazily=lazily)
     try:
         yield 0.0
         if not connection.needs_rollback:
@@ -283,35 +292,37 @@ def _commit(connection: BaseDatabaseWrapper) -> None:
 
 
 def _begin(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
 ) -> AbstractContextManager[Any]:
     """Open the transaction; once more if the connection turns out to be dead.
 
-    A server that was restarted is found out by the first statement, before anything was done.
+    A server that was restarted is found out by the first statement, before anything was done; but
+    not here if that is to come with another.
     """
     fresh = connection.connection is None
     block = transaction.atomic(using=connection.alias)
     block.__enter__()
     try:
-        _open(connection, wait_seconds, first=first)
+        _open(connection, wait_seconds, first=first, lazily=lazily)
     except BaseException as error:
         block.__exit__(*sys.exc_info())
         if fresh or not isinstance(error, OperationalError | InterfaceError):
             raise
         connection.close()
-        return _begin(connection, wait_seconds, first=first)
+        return _begin(connection, wait_seconds, first=first, lazily=lazily)
     return block
 
 
-def _open(connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool) -> None:
+def _open(
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+) -> None:
     with connection.wrap_database_errors:
         cursor = _cursor(connection)
         cursor.forget()
         if wait_seconds is None:
-            cursor.execute(READ_CLOCK)
+            cursor.post(READ_CLOCK, keep=True)
         else:
             statement = numbered(BEGIN_AS_WORKER if first else BOUND_WAITS)
-            cursor.execute(statement, [_timeout(wait_seconds)])
-        row = cursor.fetchone()
-    assert row is not None, "a statement without FROM has one row"
-    connection.__dict__["relay_opened_at"] = row[0]
+            cursor.post(statement, [_timeout(wait_seconds)], keep=True)
+        if not lazily:
+            cursor.send()

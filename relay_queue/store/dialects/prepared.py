@@ -42,6 +42,7 @@ class _Message(NamedTuple):
     statement: str
     oids: tuple[int, ...]
     values: list[bytes | None]
+    keep: bool = False
 
 
 class _Line:
@@ -50,6 +51,7 @@ class _Line:
     def __init__(self, descriptor: int) -> None:
         self.names: dict[_Key, bytes] = {}
         self.posted: list[_Message] = []
+        self.kept: pq.abc.PGresult | None = None
         self.prepared = 0
         self.descriptor = descriptor
         self.poll = select.poll()
@@ -97,13 +99,29 @@ class PreparedCursor:
                 self._take(answer)
                 yield self.fetchone()
 
-    def post(self, statement: str, params: Sequence[Any] = ()) -> None:
-        """Send a statement together with the next one that is executed on this connection."""
-        self._line.posted.append(_message(statement, params))
+    def post(self, statement: str, params: Sequence[Any] = (), *, keep: bool = False) -> None:
+        """Send a statement together with the next one that is executed on this connection.
+
+        ``keep``: its answer is kept until `kept` asks for it.
+        """
+        self._line.posted.append(_message(statement, params)._replace(keep=keep))
+
+    def send(self) -> None:
+        """Send what was posted now."""
+        if self._line.posted:
+            self._exchange([])
+
+    def kept(self) -> tuple[Any, ...] | None:
+        """Return the first row of the answer that was to be kept, once; send the statement if need be."""
+        if any(message.keep for message in self._line.posted):
+            self._exchange([])
+        self._result, self._line.kept = self._line.kept, None
+        return self.fetchone() if self._result is not None else None
 
     def forget(self) -> None:
         """Drop what was posted: its transaction is undone."""
         self._line.posted.clear()
+        self._line.kept = None
 
     @property
     def description(self) -> int:
@@ -151,7 +169,11 @@ class PreparedCursor:
                 raise errors.error_from_result(answer)
             if prepared is not None:
                 line.names.update([prepared])
-        return [a for prepared, a in zip(sent, answers, strict=True) if prepared is None]
+        answers = [a for prepared, a in zip(sent, answers, strict=True) if prepared is None]
+        for message, answer in zip(messages, answers, strict=True):
+            if message.keep:
+                line.kept = answer
+        return answers
 
     def _beforehand(self) -> list[_Message]:
         """Return what must be sent before anything else."""

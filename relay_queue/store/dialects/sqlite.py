@@ -32,13 +32,22 @@ class SQLiteDialect(Dialect):
     freeze_counts = ""
 
     def outermost(
-        self, connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool
+        self,
+        connection: BaseDatabaseWrapper,
+        wait_seconds: float | None,
+        *,
+        first: bool,
+        lazily: bool = False,
     ) -> AbstractContextManager[float]:
         """Win the gate, then BEGIN IMMEDIATE; see `Dialect.outermost`."""
         if hasattr(connection, "immediate"):
             block: AbstractContextManager[float] = connection.immediate(wait_seconds, first=first)
             return block
         return _gated(connection, wait_seconds, first=first)
+
+    def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
+        """Read the clock: the gate and the write lock are won."""
+        return clock.now()
 
     def now(self, connection: BaseDatabaseWrapper) -> datetime:
         """Read this machine's clock: all users of one SQLite file share it."""
