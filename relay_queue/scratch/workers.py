@@ -23,6 +23,9 @@ from relay_queue.worker.reload import PARENT_OPTION
 STOP_SECONDS: Final = 15.0
 QUIT_SECONDS: Final = 3.0
 WRITABLE_SECONDS: Final = 0.3
+MOST_TRIES: Final = 100
+"""To find a worker without the writer: it may be another who keeps it for so long, under load."""
+
 DJANGO: Final = ("-m", "django")
 
 
@@ -116,7 +119,7 @@ def freeze(pid: int) -> None:
 
     Raises ``TimeoutError`` if it never lets them go.
     """
-    for _ in range(20):
+    for _ in range(MOST_TRIES):
         os.kill(pid, signal.SIGSTOP)
         try:
             with store.transaction(wait_seconds=WRITABLE_SECONDS) as tx:

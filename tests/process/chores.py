@@ -254,9 +254,11 @@ def hog(context: RelayContext, effects: str, seconds: float, until: str) -> None
 
 
 @task(takes_context=True, backoff=AT_ONCE)
-def hog_until_opened(context: RelayContext, effects: str, pipe: str) -> None:
-    """Keep the interpreter to itself until somebody opens a named pipe for writing."""
+def hog_until_opened(context: RelayContext, effects: str, start: str, pipe: str) -> None:
+    """Once a file exists, keep the interpreter until somebody opens a named pipe for writing."""
     leave(effects, context, "began")
+    wait_for(start)
+    leave(effects, context, "hogs")
     os.close(ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY))
     leave(effects, context, "ended")
 

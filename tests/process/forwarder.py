@@ -52,10 +52,11 @@ class Forwarder:
         while True:
             try:
                 client, _ = self._listener.accept()
+            except OSError:  # it listens no more
+                return
+            try:
                 server = self._connect()
             except OSError:
-                if self._listener.fileno() < 0:
-                    return
                 client.close()
                 continue
             self._open += [client, server]

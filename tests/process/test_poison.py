@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import Group
 
 from relay_queue import store
-from relay_queue.models import Job, Lease
+from relay_queue.models import Job, Lease, Worker
 from tests.conftest import wait_until
 from tests.process import chores, poisons
 from tests.process.farm import Farm, is_alive, on_each_engine
@@ -222,8 +222,12 @@ def test_a_function_that_keeps_the_interpreter_past_its_lease_is_overtaken(
 def test_a_function_that_keeps_the_interpreter_hurts_only_its_own_process(farm: Farm) -> None:
     farm.work(processes=2, concurrency=1)
     os.mkfifo(farm.file("pipe"))
-    hog = farm.enqueue(chores.hog_until_opened, farm.file("pipe"))
+    hog = farm.enqueue(chores.hog_until_opened, farm.file("start"), farm.file("pipe"))
     farm.wait_runs(hog, word="began")
+    # Not while its loop writes: it would keep the writer as well, and be killed for that.
+    wait_until(lambda: Worker.objects.filter(claimed=1).exists())
+    farm.make("start")
+    farm.wait_runs(hog, word="hogs")
     try:
         for _ in range(10):
             farm.wait_state(farm.enqueue(chores.note), "succeeded")
