@@ -15,8 +15,8 @@ from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, on_each_engine, stopped, writer_taken
 
-LEASE_SECONDS = 3.0
-"""Renewed when half of it is over, so that a machine may pause for a second at any moment."""
+LEASE_SECONDS = 5.0
+"""Renewed when half of it is over, so that a machine may pause for two seconds at any moment."""
 
 
 def wait_until_outlived(count: int) -> None:
