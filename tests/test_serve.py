@@ -64,7 +64,7 @@ class Server:
 
     def pid_of(self, words: str) -> int:
         """Return the oldest process whose command line holds ``words``."""
-        return min(pid for pid, line in self.pids().items() if words in line)
+        return min((pid for pid, line in self.pids().items() if words in line), key=began)
 
     def close(self) -> None:
         """Kill what is left of it."""
@@ -74,6 +74,11 @@ class Server:
             except ProcessLookupError:
                 continue
         self.process.wait()
+
+
+def began(pid: int) -> int:
+    """Return when a process began, in ticks of the system; numbers of processes start over."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 @pytest.fixture
