@@ -117,7 +117,7 @@ def test_each_thread_enqueues_with_a_backend_and_a_connection_of_its_own(
 
     def produce(number: int) -> None:
         try:
-            start.wait(30)
+            start.wait(60)
             backends[number] = framework.task_backends["default"]
             results[number] = [tasks.add.enqueue(number, right=n) for n in range(20)]
             results[number] += async_to_sync(_enqueue_some)(number)

@@ -78,7 +78,7 @@ def connect(database: Path, django_db_blocker: Any) -> Iterator[Callable[..., An
             **connections.settings["default"],
             "ENGINE": engine,
             "NAME": database if name is None else name,
-            "OPTIONS": {"timeout": 5.0, **options},
+            "OPTIONS": {"timeout": 20.0, **options},
             "TEST": {**connections.settings["default"]["TEST"], "NAME": None},
         }
         aliases.append(alias)

@@ -146,7 +146,7 @@ def test_many_processes_may_open_a_fresh_file_at_once(connect: Any, database: Pa
     ready = context.Barrier(6)
 
     def open_and_write() -> None:
-        ready.wait(20)
+        ready.wait(60)
         execute(connection, "CREATE TABLE IF NOT EXISTS t (n)")
         execute(connection, "INSERT INTO t VALUES (1)")
 

@@ -345,7 +345,7 @@ def test_a_request_met_late_opens_the_gate_for_nobody_while_it_is_held(
     """Both would be granted: threads of a process share the lock."""
     go_on = threading.Event()
     lock = gate._file.lock
-    monkeypatch.setattr(gate._file, "lock", lambda: (go_on.wait(20), lock()))
+    monkeypatch.setattr(gate._file, "lock", lambda: (go_on.wait(60), lock()))
     with held_elsewhere(gate_path), pytest.raises(GateTimeout):
         gate.acquire(0.01)
     permit = gate.acquire(0.01)  # goes ahead of the helper
@@ -368,10 +368,10 @@ def test_a_request_whose_lock_is_lost_again_is_repeated(
 ) -> None:
     met, go_on = threading.Event(), threading.Event()
     lock = gate._file.lock
-    monkeypatch.setattr(gate._file, "lock", lambda: (lock(), met.set(), go_on.wait(20)))
+    monkeypatch.setattr(gate._file, "lock", lambda: (lock(), met.set(), go_on.wait(60)))
     with held_elsewhere(gate_path), pytest.raises(GateTimeout):
         gate.acquire(0.01)
-    assert met.wait(20)
+    assert met.wait(60)
     gate.acquire(0.01).release()  # goes ahead of the helper, and takes the lock along
     with held_elsewhere(gate_path):
         got: list[Permit] = []

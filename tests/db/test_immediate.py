@@ -125,19 +125,19 @@ def test_waiting_ends_with_the_time_and_names_the_holder(db: DatabaseWrapper) ->
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with gate.acquire(5):
+        with gate.acquire(60):
             held.set()
-            done.wait(30)
+            done.wait(60)
 
     thread = threading.Thread(target=hold, name="the-holder")
     thread.start()
-    held.wait(30)
+    held.wait(60)
     try:
         with pytest.raises(OperationalError, match=r"database is locked.*the-holder"):
             db.immediate(0.05).__enter__()
     finally:
         done.set()
-        thread.join(30)
+        thread.join(60)
     assert usable(db)
 
 

@@ -169,7 +169,7 @@ def test_limits_that_somebody_holds_are_changed_after_the_commit(other: Other) -
         later = other.starts(lambda: do(_add_one_to_the_capacity))
         assert waits(later)
         store.set_limits(tx, "default", capacity=7)
-    later.result(10)
+    later.result(PATIENCE_SECONDS)
     assert do(store.hold_limits, "default") == {"capacity": 8, "max_running": None}
 
 
@@ -432,7 +432,9 @@ def deadlock(other: Other) -> Iterator[tuple[Callable[[store.Transaction], Any],
 
     def crosswise(tx: store.Transaction) -> store.Enqueued:
         if tries:
-            late.result(10)  # else the second try may lock first what the rival was about to get
+            late.result(
+                PATIENCE_SECONDS
+            )  # else the second try may lock first what the rival was about to get
         tries.append(len(tries))
         # Whoever loses patience first is the victim.
         tx.execute("SET LOCAL deadlock_timeout = '20ms'")

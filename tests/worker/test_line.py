@@ -48,7 +48,7 @@ def test_an_entry_that_blocks_does_not_hold_up_the_next() -> None:
             taken.append(entry)
             if entry < 0:
                 return
-            release.wait(30)
+            release.wait(60)
 
     threads = [threading.Thread(target=serve) for _ in range(4)]
     for thread in threads:

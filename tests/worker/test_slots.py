@@ -178,7 +178,7 @@ def test_no_outcome_goes_untold_while_the_loop_takes(make: Make) -> None:
     while done < 1000:
         while slots.free and waiting:
             start(slots, waiting.pop())
-        assert told.acquire(timeout=20), f"not told of the rest after {done}"
+        assert told.acquire(timeout=60), f"not told of the rest after {done}"
         done += len(slots.take_finished())
     slots.close()
     wait_until(lambda: not slot_threads())

@@ -201,14 +201,14 @@ def test_a_tick_waits_no_longer_than_a_slice_for_the_writer(
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with gate.acquire(10):
+        with gate.acquire(60):
             taken.set()
-            done.wait(10)
+            done.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
     try:
-        assert taken.wait(10)
+        assert taken.wait(60)
         with pytest.raises(OperationalError, match="database is locked"):
             tick(plan(worker_id))
     finally:
