@@ -7,6 +7,7 @@ such, so everything is told by the others, which have an index of their own, and
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Final
 
 from django.db import connections
@@ -85,8 +86,9 @@ def annotate(jobs: QuerySet[Job]) -> QuerySet[Any]:
     return jobs.annotate(verdict=Case(*cases, output_field=CharField()))
 
 
+@cache
 def condition(verdict: Verdict) -> Q:
-    """Return a verdict as a condition on jobs."""
+    """Return a verdict as a condition on jobs: built once, since each page of a list asks for all."""
     again, cut_short = _answered_twice(), Q(Exists(_others().filter(_cut_short())))
     running = Q(Exists(_leases().filter(ended_at__isnull=True)))
     started = Q(Exists(_leases()))
