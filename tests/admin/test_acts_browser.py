@@ -15,6 +15,20 @@ from tests.store import actions
 
 SMALL = 3
 
+PRESS_TWICE = """() => {
+    const held = [];
+    // The last to hear of it. Nothing is sent in the end, so that the page stays to be looked at.
+    window.addEventListener("submit", (event) => {
+        held.push(event.defaultPrevented);
+        event.preventDefault();
+    });
+    const sure = document.querySelector(".relay-act--sure");
+    sure.click();
+    sure.click();
+    return held;
+}"""
+"""Press the button of a confirmation two times; tell for each press whether it was held back."""
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.xdist_group("browser"),
@@ -41,6 +55,16 @@ def test_running_job_is_cancelled_with_two_presses(page: Any) -> None:
     page.get_by_role("button", name="Yes, I’m sure").click()
     expect(page.get_by_text("Cancel: done for 1 job.")).to_be_visible()
     assert actions.state(job_id) == "cancelled"
+
+
+def test_a_confirmation_that_is_pressed_twice_is_sent_once(page: Any) -> None:
+    job_id = actions.enqueue()
+    page.goto(f"/admin/relay_queue/job/{job_id}/change/")
+    page.get_by_role("button", name="Cancel").click()
+    sure = page.get_by_role("button", name="Yes, I’m sure")
+    expect(sure).to_be_enabled()
+    assert page.evaluate(PRESS_TWICE) == [False, True], "the first is sent, the second held back"
+    expect(sure).to_be_disabled()
 
 
 def test_progress_moves_by_itself_and_ends(page: Any) -> None:

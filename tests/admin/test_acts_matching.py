@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -91,7 +92,9 @@ def test_few_are_done_at_once() -> None:
     response = answer(client, ask(client, "requeue"))
     assert "done for 3 jobs" in said(response)
     assert states(job_ids) == ["ready"] * 3
-    assert not BulkAct.objects.exists()
+    row = BulkAct.objects.get()
+    assert (row.matched, row.changed, row.skipped, row.job_id) == (3, 3, 0, None)
+    assert row.finished_at is not None
     assert len(entries()) == 3
 
 
@@ -157,6 +160,50 @@ def test_question_that_is_answered_twice_begins_one_act() -> None:
     assert [entry["shown"].split()[3] for entry in entries()] == ["begun", "finished"]
 
 
+@pytest.mark.parametrize("ticked", [False, True])
+def test_few_are_done_once_however_often_the_question_is_answered(ticked: bool) -> None:
+    client = person("release_job")
+    job_ids = actions.enqueue_each(2)
+    actions.claim(2)
+    data = {"action": "release", "_selected_action": list(map(str, job_ids)), "index": "0"}
+    question = client.post(LIST, data) if ticked else ask(client, "release")
+    sent: dict[str, list[Any]] = defaultdict(list)
+    for name, value in question.context["hidden"]:
+        sent[name].append(value)
+    assert "done for 2 jobs" in said(client.post(LIST, sent))
+    actions.claim(2)  # they run again before the second click arrives
+    assert "had been asked for already" in said(client.post(LIST, sent)).lower()
+    assert states(job_ids) == ["running", "running"]
+    row = BulkAct.objects.get()
+    assert (row.matched, row.changed) == (2, 2)
+    shown = client.get(f"/admin/relay_queue/bulkact/{row.pk}/change/").content.decode()
+    assert ("ticked: 2" in shown, "Newest job" in shown) == (ticked, not ticked)
+
+
+def test_few_are_done_once_by_two_answers_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = person("requeue_job")
+    job_ids = dead(2)
+    question = ask(client, "requeue")
+    answer(client, question)
+    actions.do(store.cancel, job_ids)
+    # As it looks to a request that began before the other's commit.
+    monkeypatch.setattr(matching, "of_nonce", lambda nonce: None)
+    assert "Nothing was changed: This had been asked for already." in said(answer(client, question))
+    assert states(job_ids) == ["cancelled", "cancelled"]
+    assert BulkAct.objects.count() == 1
+
+
+def test_what_could_not_be_done_can_be_asked_again() -> None:
+    client = person("requeue_job")
+    job_ids = dead(2)
+    actions.do(lambda tx: store.set_limits(tx, "default", capacity=1))
+    question = ask(client, "requeue")
+    assert "Nothing was changed" in said(answer(client, question))
+    actions.do(lambda tx: store.set_limits(tx, "default", capacity=None))
+    assert "done for 2 jobs" in said(answer(client, question))
+    assert states(job_ids) == ["ready", "ready"]
+
+
 def test_two_answers_at_one_moment_begin_one_act(monkeypatch: pytest.MonkeyPatch) -> None:
     client = person("prioritise_job")
     actions.enqueue_each(5, queue="mail")
@@ -186,7 +233,7 @@ def test_answer_that_finds_nothing_any_more_says_so() -> None:
     client = person("requeue_job")
     job_ids = dead(2)
     question = ask(client, "requeue")
-    answer(client, question)
+    actions.do(store.requeue, job_ids)
     assert "no job like that is left" in said(answer(client, question))
     assert states(job_ids) == ["ready"] * 2
 

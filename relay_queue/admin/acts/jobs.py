@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -14,17 +15,26 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
 from relay_queue.admin.acts import audit, matching
-from relay_queue.admin.acts.catalogue import JOB_ACTS, Act, JobAct
+from relay_queue.admin.acts.catalogue import JOB_ACTS, Act, Done, JobAct
 from relay_queue.admin.acts.doing import BATCH, attempt
 from relay_queue.admin.acts.pages import SHOWN_ON_CONFIRMATION, Acts
 from relay_queue.admin.lists.searching import as_id
+from relay_queue.exceptions import RelayError
 from relay_queue.models import BulkAct, Job
 
 UPPER: Final = "upper_id"
 NONCE: Final = "nonce"
+_ASKED_ALREADY: Final = gettext_lazy(
+    "This had been asked for already. To ask again, choose it in the list once more."
+)
+
+
+class AskedAlready(RelayError):
+    """A question was answered for the second time, by a second click say."""
 
 
 class JobActs(Acts):
@@ -40,6 +50,35 @@ class JobActs(Acts):
         if request.POST.get("select_across") == "1" and isinstance(act, JobAct):
             return self.act_on_matching(request, act, listed)
         return super().act_on_selection(request, act, listed)
+
+    def tokens(self, request: HttpRequest) -> Sequence[tuple[str, Any]]:
+        """Give each question a nonce; one that is asked again, for a fault in its form, keeps it."""
+        return ((NONCE, request.POST.get(NONCE) or uuid.uuid4().hex),)
+
+    def do(
+        self, request: HttpRequest, act: Act, keys: Sequence[Any], given: dict[str, Any]
+    ) -> Done:
+        """Do it, and note it as a bulk act that is over: an answer that comes twice is done once.
+
+        Raises `AskedAlready`, and what the store raises. Nothing is noted then.
+        """
+        if NONCE not in request.POST or not isinstance(act, JobAct):
+            return super().do(request, act, keys, given)
+        if request.POST.get("select_across") == "1":
+            new = self._new_bulk(request, act, _upper_id(request), given)
+        else:
+            # No filter finds what was ticked by hand.
+            new = self._new_bulk(request, act, 0, given)
+            new = replace(new, listing="", filters=f"ticked={len(keys)}")
+        with store.transaction() as tx:
+            bulk_id = store.start_bulk(tx, replace(new, matched=len(keys)))
+            if bulk_id is None:
+                raise AskedAlready(_ASKED_ALREADY)
+            done = super().do(request, act, keys, given)
+            changed = len(done.changed)
+            store.count_bulk(tx, bulk_id, changed=changed, skipped=len(keys) - changed)
+            store.finish_bulk(tx, bulk_id)
+        return done
 
     def act_on_matching(
         self, request: HttpRequest, act: JobAct, rows: QuerySet[Any]
@@ -58,9 +97,10 @@ class JobActs(Acts):
             return self._show_earlier(request, earlier)
         found = list(ids[: BATCH + 1])
         if len(found) <= BATCH:
-            if not found:
+            if found:
+                self.do_and_tell(request, act, found, form)
+            else:
                 messages.warning(request, _("Nothing was done: no job like that is left."))
-            self.do_and_tell(request, act, found, form)
             return None
         new = replace(new, matched=matching.counted(ids))
         begun = attempt(request, lambda: start(new, request.user.pk))
@@ -76,8 +116,7 @@ class JobActs(Acts):
 
     def _show_earlier(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """Lead a question that is answered again, by a second click say, to what it has begun."""
-        text = _("This had been asked for already. To ask again, choose it in the list once more.")
-        messages.info(request, text)
+        messages.info(request, _ASKED_ALREADY)
         return self._show_bulk(bulk_id)
 
     def _confirm_matching(
@@ -90,8 +129,8 @@ class JobActs(Acts):
     ) -> HttpResponse:
         ids = matching.targets(rows, act, upper_id)
         number = matching.count(ids)
-        nonce = request.POST.get(NONCE) or uuid.uuid4().hex
-        hidden = [("action", act.name), ("select_across", "1"), (UPPER, upper_id), (NONCE, nonce)]
+        hidden = [("action", act.name), ("select_across", "1"), (UPPER, upper_id)]
+        hidden += self.tokens(request)
         hidden += [("_selected_action", "0")]  # or Django takes it for no selection
         first = list(ids[:SHOWN_ON_CONFIRMATION])
         shown = self.get_queryset(request).filter(pk__in=first).order_by("pk")

@@ -19,7 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from relay_queue.admin.acts.catalogue import Act
+from relay_queue.admin.acts.catalogue import Act, Done
 from relay_queue.admin.acts.doing import BATCH, attempt, do, tell
 from relay_queue.store.bounds import is_storable
 
@@ -146,9 +146,17 @@ class Acts(Base):
             self.do_and_tell(request, act, keys, form)
             return None
         rows = self.get_queryset(request).filter(pk__in=keys).order_by("pk")
-        hidden = [("action", act.name), *((ACTION_CHECKBOX_NAME, key) for key in keys)]
+        hidden = [
+            ("action", act.name),
+            *self.tokens(request),
+            *((ACTION_CHECKBOX_NAME, key) for key in keys),
+        ]
         shown = rows.defer(*act.heavy)[:SHOWN_ON_CONFIRMATION]
         return self.confirm(request, act, form, rows=shown, count=len(keys), hidden=hidden)
+
+    def tokens(self, request: HttpRequest) -> Sequence[tuple[str, Any]]:
+        """Return what a question is to send along, so that its answer counts once."""
+        return ()
 
     def asked(self, request: HttpRequest, act: Act) -> Form | None:
         """Return the form of an act, filled in if that was sent."""
@@ -201,9 +209,15 @@ class Acts(Base):
         seen = set(self._visible(request).filter(pk__in=keys).values_list("pk", flat=True))
         given = {} if form is None else form.cleaned_data
         wanted = [key for key in keys if key in seen]
-        done = attempt(request, lambda: do(act, request.user.pk, self.acts_model, wanted, given))
+        done = attempt(request, lambda: self.do(request, act, wanted, given))
         if done is not None:
             tell(request, act, self.acts_model, keys, done)
+
+    def do(
+        self, request: HttpRequest, act: Act, keys: Sequence[Any], given: dict[str, Any]
+    ) -> Done:
+        """Do it to rows that this person may see. Raises what the store raises."""
+        return do(act, request.user.pk, self.acts_model, keys, given)
 
     def _visible(self, request: HttpRequest) -> QuerySet[Any]:
         """Return what this person may see of the whole table, of which this list may be a part."""
