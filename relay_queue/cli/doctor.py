@@ -24,7 +24,7 @@ from relay_queue import compat, conf, store
 from relay_queue.checks import TAG
 from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
-from relay_queue.cli.output import Style
+from relay_queue.cli.output import Style, short
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Worker
 from relay_queue.store import report
@@ -231,8 +231,12 @@ def _workers() -> Iterator[Finding]:
     for worker in live:
         verdict = _verdict(path, worker.row)
         age = worker.heartbeat_age_seconds
-        text = f"{worker.row}: {verdict.value}, heartbeat {durations.show(age)} ago"
+        text = f"{_called(worker.row)}: {verdict.value}, heartbeat {durations.show(age)} ago"
         yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
+
+
+def _called(worker: Worker) -> str:
+    return f"{short(worker.name)} ({short(worker.host)}, pid {worker.pid})"
 
 
 def _verdict(path: str | None, worker: Worker) -> Liveness:
@@ -273,7 +277,7 @@ def _clock() -> Iterator[Finding]:
     yield Finding(
         "clock",
         "warn",
-        f"{text}; worker {newest} was heard {durations.show(ahead)} in the future",
+        f"{text}; worker {_called(newest)} was heard {durations.show(ahead)} in the future",
         "A clock was set back, or two machines disagree. Leases last that much longer.",
     )
 

@@ -12,6 +12,7 @@ from django.db import connections
 from relay_queue import conf
 from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.output import short
 from relay_queue.cli.selection import whole
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
@@ -115,7 +116,7 @@ def _log_facts(log: WalReport) -> dict[str, Any]:
 
 def _show_jobs(queues: dict[str, dict[str, int]], out: Output) -> None:
     rows = [
-        [state.value, name, counts[state]]
+        [state.value, short(name), counts[state]]
         for state in State
         for name, counts in queues.items()
         if counts.get(state)

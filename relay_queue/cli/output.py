@@ -33,6 +33,7 @@ _RICH_STYLES: Final[Mapping[str, str]] = {
 _GAP: Final = "  "
 _PLAIN_WIDTH: Final = 80
 _MOST_TALL_WIDTH: Final = 120
+MOST_NAME_CHARS: Final = 24
 
 
 class Styled(NamedTuple):
@@ -157,6 +158,11 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return printable(str(value)).replace("\n", "\\n")
+
+
+def short(name: str) -> str:
+    """Return a name that leaves room for what stands beside it in a line of a terminal."""
+    return name if len(name) <= MOST_NAME_CHARS else f"{name[:14]}…{name[-9:]}"
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.output import short
 from relay_queue.store.records import Recovered
 from relay_queue.wakeup import ring_on_commit
 from relay_queue.worker.siblings import BATCH, CONFIRM_SECONDS, DeadSiblings
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         counts = Counter((one.queue, str(one.outcome), str(one.state)) for one in ended)
         out.table(
             ["queue", "lease", "job went to", "jobs"],
-            [[*key, n] for key, n in sorted(counts.items())],
+            [[short(key[0]), *key[1:], n] for key, n in sorted(counts.items())],
         )
         ids = ", ".join(str(one.job_id) for one in ended[:SHOWN])
         out.line(f"Jobs: {ids}" + (" and more" if len(ended) > SHOWN else ""))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Final
+from typing import Any
 
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.output import short
 from relay_queue.models import WorkerOrder
 from relay_queue.states import State
 from relay_queue.store import report
@@ -32,8 +33,6 @@ HEADINGS = {
     State.CANCELLED: "cancel",
 }
 
-
-MOST_NAME_CHARS: Final = 24
 
 _ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
 
@@ -91,8 +90,7 @@ def _until(due: Any, status: Status) -> str:
 
 def _show_queues(queues: list[QueueStatus], out: Output) -> None:
     rows = [
-        [_short(queue.name), *(queue.counts.get(state, 0) for state in HEADINGS)]
-        for queue in queues
+        [short(queue.name), *(queue.counts.get(state, 0) for state in HEADINGS)] for queue in queues
     ]
     if len(queues) > 1:
         sums = [sum(queue.counts.get(state, 0) for queue in queues) for state in HEADINGS]
@@ -103,7 +101,7 @@ def _show_queues(queues: list[QueueStatus], out: Output) -> None:
         ["queue", "oldest wait", "unfinished", "running", "aging", "claims"],
         [
             [
-                _short(queue.name),
+                short(queue.name),
                 durations.show(queue.oldest_wait_seconds),
                 _use(queue.unfinished, queue.capacity),
                 _use(queue.counts.get(State.RUNNING, 0), queue.max_running),
@@ -130,8 +128,8 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
         ["worker", "host", "pid", "slots", "held", "heartbeat", "state"],
         [
             [
-                _short(worker.row.name),
-                _short(worker.row.host),
+                short(worker.row.name),
+                short(worker.row.host),
                 str(worker.row.pid),
                 worker.row.concurrency,
                 worker.open_leases,
@@ -141,11 +139,6 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
             for worker in workers
         ],
     )
-
-
-def _short(name: str) -> str:
-    """Return a name that leaves room for the numbers beside it; ``--json`` has the whole of it."""
-    return name if len(name) <= MOST_NAME_CHARS else f"{name[:14]}…{name[-9:]}"
 
 
 def _worker_state(worker: WorkerStatus) -> str:

@@ -8,6 +8,7 @@ from django.core.management.base import CommandError
 
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.output import short
 from relay_queue.models import Worker, WorkerOrder
 from relay_queue.store.bounds import is_storable
 
@@ -62,4 +63,4 @@ def _find(text: str) -> int:
 
 def _listed(worker_ids: list[int]) -> str:
     rows = Worker.objects.using(conf.get().database).filter(pk__in=worker_ids).order_by("id")
-    return ", ".join(f"{row.name} (id {row.pk})" for row in rows) or "nobody"
+    return ", ".join(f"{short(row.name)} (id {row.pk})" for row in rows) or "nobody"

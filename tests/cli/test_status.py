@@ -133,5 +133,9 @@ def test_long_names_leave_room_for_the_numbers_and_are_whole_for_programs(relay:
     text = relay("status").text
     assert "aaaaaaaaaaaaaa…bbbbbbbbb" in text
     assert max(map(len, text.splitlines())) <= 100
+    for verb in (("doctor",), ("inspect",), ("quiet", "--all")):
+        (line,) = [line for line in relay(*verb).text.splitlines() if "aaaaaaaaaaaaaa…" in line]
+        assert "a" * 15 not in line
+        assert len(line) <= 130
     data = relay("status", "--json").data
     assert (data["queues"][0]["name"], data["workers"][0]["host"]) == (long, long)
