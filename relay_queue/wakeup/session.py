@@ -11,7 +11,6 @@ import logging
 import os
 import selectors
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from django.db import connections
@@ -164,12 +163,11 @@ class Session:
 
     def _take_over(self) -> int:
         """Take the connection that the other thread has opened, if there is one."""
-        with suppress(BlockingIOError):
-            os.read(self._reader, 16)
+        if self._dialled is None:
+            return 0
         with self._handover:
             line, self._dialled = self._dialled, None
-        if line is None:
-            return 0
+            os.read(self._reader, 16)  # written under the lock, so it is there
         self._adopt(line)
         self.regained = True
         logger.warning("The worker's session with the database is open again.")

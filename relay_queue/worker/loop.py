@@ -326,7 +326,8 @@ class Loop:
             self._lose(held.claim.lease_id, TIMED_OUT)
         for held in self.leases.gone(now):
             self._lose(held.claim.lease_id, "the lease ran out before it could be renewed")
-        exit_if_gate_is_hogged(self.slots.stuck_threads)
+        if self.slots.running:  # what else holds the gate is for the supervisor to end
+            exit_if_gate_is_hogged(self.slots.stuck_threads)
 
     def _lose(self, lease_id: int, reason: str) -> None:
         """Our word on this lease counts no more; its slot is taken until the function returns."""
