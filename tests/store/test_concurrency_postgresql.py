@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, transaction
 from django.test.utils import CaptureQueriesContext
+from psycopg.pq import TransactionStatus
 
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull
@@ -586,7 +587,7 @@ def test_a_worker_claims_in_three_exchanges_with_the_server(exchanges: list[int]
     exchanges.clear()
     with lazily() as tx:
         (held,) = take(tx)
-    assert exchanges == [2, 1, 2], "begin and search; start and grant; count and commit"
+    assert exchanges == [3, 1, 2], "begin, clock and search; start and grant; count and commit"
     assert (state(held.job_id), rows(Lease).get(pk=held.lease_id).token) == ("running", held.token)
     assert_counters_exact()
 
@@ -598,13 +599,13 @@ def test_its_clock_is_read_as_it_begins_and_its_waits_are_bounded(exchanges: lis
         ((before, after),) = tx.fetch("SELECT now(), clock_timestamp()")
         assert before <= tx.now < after
         assert tx.now is tx.now
-    assert exchanges[0] == 2
+    assert exchanges[0] == 3
 
 
 def test_one_that_is_only_asked_for_its_clock_begins_then(exchanges: list[int]) -> None:
     with lazily() as tx:
         now = tx.now
-        assert exchanges == [1]
+        assert exchanges == [2]
         take(tx)
         assert tx.now == now
 
@@ -659,6 +660,44 @@ def test_a_fault_in_its_first_statement_undoes_it(engine: str) -> None:
     with lazily() as tx:
         assert len(take(tx)) == 1
     assert_counters_exact()
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_hooks_and_savepoints_work_in_a_workers_own_transaction(engine: str, lazily: bool) -> None:
+    told: list[str] = []
+
+    def on_commit(word: str) -> None:
+        transaction.on_commit(lambda: told.append(word), using=connection().alias)
+
+    with store.transaction(first=True, wait_seconds=7.0, lazily=lazily) as tx:
+        store.enqueue(tx, job())
+        on_commit("kept")
+        with suppress(ZeroDivisionError), store.transaction() as inner:
+            store.enqueue(inner, job())
+            on_commit("savepoint")
+            1 / 0  # noqa: B018
+        assert told == []
+    assert (told, real_counts()) == (["kept"], {("default", "ready"): 1})
+    with suppress(ZeroDivisionError), store.transaction(first=True, wait_seconds=7.0) as tx:
+        store.enqueue(tx, job())
+        on_commit("undone")
+        1 / 0  # noqa: B018
+    assert (told, real_counts()) == (["kept"], {("default", "ready"): 1})
+    assert connection().get_autocommit()
+    assert connection().connection.info.transaction_status == TransactionStatus.IDLE
+    assert_counters_exact()
+
+
+def test_an_error_in_a_workers_own_transaction_undoes_all_of_it(engine: str) -> None:
+    with pytest.raises(DatabaseError), store.transaction(first=True, wait_seconds=7.0) as tx:  # noqa: PT012
+        store.enqueue(tx, job())
+        with suppress(DatabaseError):
+            tx.execute("SELECT 1/0")
+        enqueue()
+    assert real_counts() == {}
+    with store.transaction(first=True, wait_seconds=7.0) as tx:
+        store.enqueue(tx, job())
+    assert real_counts() == {("default", "ready"): 1}
 
 
 def test_a_pooler_is_given_no_prepared_statements(engine: str, settings: Any) -> None:

@@ -13,6 +13,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, transacti
 
 from relay_queue import clock
 from relay_queue.store.dialects.base import Dialect, Trouble
+from relay_queue.store.dialects.brief import Brief
 from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
 
 if TYPE_CHECKING:
@@ -300,7 +301,9 @@ def _begin(
     not here if that is to come with another.
     """
     fresh = connection.connection is None
-    block = transaction.atomic(using=connection.alias)
+    # Whoever watches the statements, as the query log does, must see Django's BEGIN and COMMIT.
+    watched = connection.queries_logged or bool(connection.execute_wrappers)
+    block = Brief(connection) if first and not watched else transaction.atomic(connection.alias)
     block.__enter__()
     try:
         _open(connection, wait_seconds, first=first, lazily=lazily)
@@ -319,6 +322,8 @@ def _open(
     with connection.wrap_database_errors:
         cursor = _cursor(connection)
         cursor.forget()
+        if cursor.connection.autocommit:  # as a brief block leaves it
+            cursor.begin()
         if wait_seconds is None:
             cursor.post(READ_CLOCK, keep=True)
         else:

@@ -99,6 +99,10 @@ class PreparedCursor:
                 self._take(answer)
                 yield self.fetchone()
 
+    def begin(self) -> None:
+        """Begin a transaction on a connection that wants none, together with what comes next."""
+        self._line.posted.append(_begin(self.connection))
+
     def post(self, statement: str, params: Sequence[Any] = (), *, keep: bool = False) -> None:
         """Send a statement together with the next one that is executed on this connection.
 
