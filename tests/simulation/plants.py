@@ -183,11 +183,9 @@ def expiry_by_the_owners_clock() -> Iterator[None]:
     def by_own_clock(tx: store.Transaction, told: Any) -> Any:
         world = Connection.strikes
         assert isinstance(world, World)
-        now, tx.now_db = tx.now_db, tx.dialect.to_db(tx.now - world.turns[-1].actor.slept)
-        try:
+        own = tx.dialect.to_db(tx.now - world.turns[-1].actor.slept)
+        with mock.patch.object(store.Transaction, "now_db", own):
             return verb(tx, told)
-        finally:
-            tx.now_db = now
 
     with mock.patch.object(store, "settle", by_own_clock):
         yield
