@@ -215,15 +215,17 @@ def test_a_connection_that_was_ended_is_an_operational_error(opened: Open) -> No
     ],
 )
 def test_a_plan_made_while_tables_were_empty_looks_rows_up_by_id(
-    opened: Open, statement: str, casts: tuple[str, ...], lookups: int
+    engine: str, postgresql_url: str, statement: str, casts: tuple[str, ...], lookups: int
 ) -> None:
-    cursor = opened()
-    for table in ("job", "lease"):
-        cursor.execute(f"ANALYZE relay_queue_{table}")
-    cursor.execute(numbered(BEGIN_AS_WORKER), ["1s"])
-    sql = numbered(statement.format(rows=PostgreSQLDialect().rows(1, casts)))
-    cursor.execute(f"PREPARE once AS {sql}")
-    nulls = ", ".join(["NULL"] * (len(casts) + statement.count("%s")))
-    cursor.execute(f"EXPLAIN EXECUTE once({nulls})")
-    plan = [line for (line,) in cursor.fetchall()]
+    # In a database where nobody has left pages behind: those weigh in a plan like rows.
+    with psycopg.connect(postgresql_url, prepare_threshold=None) as line:
+        cursor = PreparedCursor(line, pooled=False)
+        for table in ("job", "lease"):
+            cursor.execute(f"ANALYZE relay_queue_{table}")
+        cursor.execute(numbered(BEGIN_AS_WORKER), ["1s"])
+        sql = numbered(statement.format(rows=PostgreSQLDialect().rows(1, casts)))
+        cursor.execute(f"PREPARE once AS {sql}")
+        nulls = ", ".join(["NULL"] * (len(casts) + statement.count("%s")))
+        cursor.execute(f"EXPLAIN EXECUTE once({nulls})")
+        plan = [line for (line,) in cursor.fetchall()]
     assert sum("Index Cond: (id = ANY" in line for line in plan) == lookups, "\n".join(plan)
