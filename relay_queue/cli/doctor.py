@@ -271,7 +271,7 @@ def _clock() -> Iterator[Finding]:
     newest = Worker.objects.using(conf.get().database).order_by("-heartbeat_at").first()
     ahead = 0.0 if newest is None else _seconds(newest.heartbeat_at, now)
     text = f"{now:%Y-%m-%d %H:%M:%S} UTC"
-    if ahead <= CLOCK_SLACK_SECONDS:
+    if newest is None or ahead <= CLOCK_SLACK_SECONDS:
         yield Finding("clock", "ok", text)
         return
     yield Finding(

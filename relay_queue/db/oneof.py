@@ -18,13 +18,17 @@ class OneOf(Func):
     output_field = BooleanField()
     arity = 1
 
-    def as_sql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sql(
+        self, compiler: Any, connection: Any, *_: Any, **__: Any
+    ) -> tuple[str, tuple[Any, ...]]:
         """Compare one by one."""
         column, params = compiler.compile(self.source_expressions[0])
         words = self.extra["values"].split()
-        return f"({' OR '.join([f'{column} = %s'] * len(words))})", [*params, *words]
+        return f"({' OR '.join([f'{column} = %s'] * len(words))})", (*params, *words)
 
-    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(
+        self, compiler: Any, connection: Any, **_: Any
+    ) -> tuple[str, tuple[Any, ...]]:
         """Compare with an array."""
         column, params = compiler.compile(self.source_expressions[0])
-        return f"{column} = ANY (%s)", [*params, f"{{{','.join(self.extra['values'].split())}}}"]
+        return f"{column} = ANY (%s)", (*params, f"{{{','.join(self.extra['values'].split())}}}")
