@@ -248,12 +248,7 @@ class Lease(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     job = models.ForeignKey(
-        Job,
-        models.DO_NOTHING,
-        related_name="leases",
-        db_constraint=False,  # who grants it, or deletes the job, holds the job's row already
-        db_index=False,
-        verbose_name=_("job"),
+        Job, models.DO_NOTHING, related_name="leases", db_index=False, verbose_name=_("job")
     )
     attempt = models.PositiveIntegerField(_("attempt"))
     token = models.CharField(_("token"), max_length=32)

@@ -126,12 +126,14 @@ def verify(
         _verify_file(found)
     try:
         if _has_tables(found):
-            if database_path is None:
+            if database_path is not None:
+                _verify_foreign_keys(found)
+            else:
                 found.notes.append(
                     "the log and the pages are the server's to check: see pg_amcheck and data "
                     "checksums; payloads, ledger, links and counters were checked here"
                 )
-            _verify_links(found)
+                _verify_links(found)
             _verify_jobs(found, jobs_per_range, progress)
             progress("counters", found.jobs, found.jobs)
             _verify_counters(found)
@@ -185,8 +187,13 @@ def _has_tables(found: Verification) -> bool:
     return not missing
 
 
+def _verify_foreign_keys(found: Verification) -> None:
+    for _, row, parent, _ in reads.rows("PRAGMA foreign_key_check(relay_queue_lease)"):
+        found.add(Fault("foreign_key", f"lease {row} has no row in {parent}", lease_id=row))
+
+
 def _verify_links(found: Verification) -> None:
-    """Look for leases of no job: no constraint forbids them."""
+    """Look for leases of no job: a server keeps this rule itself, unless its index is damaged."""
     for lease_id, job_id in reads.rows(LEASES_OF_NO_JOB, MOST_PAGE_FAULTS):
         message = f"lease {lease_id} has no row in relay_queue_job, whose id would be {job_id}"
         found.add(Fault("foreign_key", message, lease_id=lease_id))

@@ -242,6 +242,14 @@ def test_the_database_itself_refuses_a_state_that_does_not_exist(state: str | No
     assert rows(Job).get(pk=job_id).state == "ready"
 
 
+def test_the_database_itself_refuses_to_leave_a_lease_without_its_job() -> None:
+    job_id = enqueue()
+    claim_one()
+    with pytest.raises(IntegrityError):
+        rows(Job).filter(pk=job_id).delete()
+    assert read(job_id).state == "running"
+
+
 def test_the_database_itself_refuses_a_second_open_lease(wall: Wall) -> None:
     job_id = enqueue()
     held = claim_one()
