@@ -13,12 +13,13 @@ RENEW = """
     WITH owner (lease_id, token, until) AS ({rows})
     UPDATE relay_queue_lease SET renewed_at = %s, expires_at = owner.until
     FROM owner
-    WHERE relay_queue_lease.id = owner.lease_id AND relay_queue_lease.token = owner.token
+    WHERE relay_queue_lease.id = owner.lease_id{lookup} AND relay_queue_lease.token = owner.token
       AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
     RETURNING relay_queue_lease.id
 """
 """Extend leases that their owners still hold."""
 
+RENEW_LOOKUP = ("relay_queue_lease.id", "SELECT lease_id FROM owner")
 RENEW_CASTS = ("bigint", "text", "timestamptz")
 
 
@@ -34,4 +35,5 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
         if not bounds.is_id(lease_id):
             continue
         params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
-    return {row[0] for row in tx.rows(RENEW, RENEW_CASTS, params, tx.now_db, tx.now_db)}
+    statement = RENEW.replace("{lookup}", tx.dialect.lookup(*RENEW_LOOKUP))
+    return {row[0] for row in tx.rows(statement, RENEW_CASTS, params, tx.now_db, tx.now_db)}

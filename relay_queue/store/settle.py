@@ -51,19 +51,21 @@ END_AND_SUCCEED = """
         WHERE relay_queue_lease.id = ANY(ARRAY(SELECT lease_id FROM told))
           AND relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
           AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
-        RETURNING relay_queue_lease.id, job_id, ended_at, told.outcome, told.result),
+        RETURNING relay_queue_lease.id, job_id, told.outcome, told.result),
+    acked (job_id, result) AS (SELECT * FROM unnest(
+        ARRAY(SELECT job_id FROM ended WHERE outcome = 'acked'),
+        ARRAY(SELECT result FROM ended WHERE outcome = 'acked'))),
     done AS (
         UPDATE relay_queue_job
-        SET state = 'succeeded', finished_at = ended.ended_at, result = ended.result, losses = 0,
-            last_error = ''
-        FROM ended
-        WHERE relay_queue_job.id = ANY(ARRAY(SELECT job_id FROM ended WHERE outcome = 'acked'))
-          AND relay_queue_job.id = ended.job_id AND relay_queue_job.state = 'running'
+        SET state = 'succeeded', finished_at = %s, result = acked.result, losses = 0, last_error = ''
+        FROM acked
+        WHERE relay_queue_job.id = ANY(ARRAY(SELECT job_id FROM acked))
+          AND relay_queue_job.id = acked.job_id AND relay_queue_job.state = 'running'
         RETURNING relay_queue_job.id, relay_queue_job.queue)
     SELECT ended.id, ended.job_id, done.queue FROM ended LEFT JOIN done ON done.id = ended.job_id
 """
-"""Both in one statement. Rows are asked for by an array of ids as well, which an index answers: a join
-that was planned while a table was empty would read all of it."""
+"""Both in one statement, with arrays for the reason of `Dialect.lookup`: of a table that it takes for empty
+a planner expects that no lease is ended, and would walk over any index to find the job of none."""
 
 READ_RUNNING = """
     SELECT id, queue, priority, rank, attempt, attempt_base, max_attempts, backoff_base_seconds,
@@ -80,9 +82,11 @@ MOVE = """
         available_at = next.available_at, finished_at = next.finished_at,
         losses = next.losses, last_error = COALESCE(next.error, last_error)
     FROM next
-    WHERE relay_queue_job.id = next.job_id AND relay_queue_job.state = 'running'
+    WHERE relay_queue_job.id = next.job_id{lookup} AND relay_queue_job.state = 'running'
 """
 """Send running jobs whose leases were just ended to their next state."""
+
+MOVE_LOOKUP = ("relay_queue_job.id", "SELECT job_id FROM next")
 
 FIND_REFUSED = """
     SELECT l.id, l.job_id, l.token, l.outcome, l.ended_at IS NOT NULL, j.queue, j.state
@@ -266,7 +270,7 @@ def move(tx: Transaction, steps: Sequence[Step]) -> None:
         params += (step.job.job_id, step.state.value, step.attempt, step.rank)
         params += (step.available_at, finished_at, step.losses, step.error)
         tx.move(step.job.queue, State.RUNNING, step.state)
-    tx.rows(MOVE, MOVE_CASTS, params)
+    tx.rows(MOVE.replace("{lookup}", tx.dialect.lookup(*MOVE_LOOKUP)), MOVE_CASTS, params)
 
 
 def _backoff(base_seconds: float, max_seconds: float, jitter: Jitter) -> Backoff:
@@ -295,16 +299,13 @@ _Ended = dict[int, tuple[int, str | None]]
 
 def _end(tx: Transaction, settlements: Sequence[Settlement]) -> _Ended:
     """End the leases that may be ended, and finish the jobs of those that were acked."""
-    params: list[Any] = []
     ended: _Ended
     if tx.dialect.chains_writes:
-        for told in settlements:
-            params += (*_words(told), told.result)
-        rows = tx.rows(END_AND_SUCCEED, CHAIN_CASTS, params, tx.now_db, tx.now_db)
+        params = [value for told in settlements for value in (*_words(told), told.result)]
+        rows = tx.rows(END_AND_SUCCEED, CHAIN_CASTS, params, *[tx.now_db] * 3)
         ended = {lease_id: (job_id, queue) for lease_id, job_id, queue in rows}
     else:
-        for told in settlements:
-            params += _words(told)
+        params = [value for told in settlements for value in _words(told)]
         jobs = dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
         queues = _succeed(tx, settlements, jobs)
         ended = {lease_id: (job_id, queues.get(job_id)) for lease_id, job_id in jobs.items()}

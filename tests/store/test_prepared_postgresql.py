@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import import_module
@@ -13,10 +15,12 @@ import pytest
 from relay_queue.store.dialects import prepared
 from relay_queue.store.dialects.postgresql import BEGIN_AS_WORKER, PostgreSQLDialect
 from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
+from tests import postgresql
 from tests.store.actions import connection
 
 # Not by name: the package has verbs of these names.
 claiming = import_module("relay_queue.store.claim")
+renewing = import_module("relay_queue.store.renew")
 settling = import_module("relay_queue.store.settle")
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -207,25 +211,76 @@ def test_a_connection_that_was_ended_is_an_operational_error(opened: Open) -> No
     assert cursor.connection.closed
 
 
-@pytest.mark.parametrize(
-    ("statement", "casts", "lookups"),
-    [
-        (settling.END_AND_SUCCEED, settling.CHAIN_CASTS, 2),
-        (claiming.START_AND_GRANT, claiming.GRANT_CASTS, 1),
-    ],
-)
-def test_a_plan_made_while_tables_were_empty_looks_rows_up_by_id(
-    engine: str, postgresql_url: str, statement: str, casts: tuple[str, ...], lookups: int
+STATEMENTS = {
+    "end and succeed": (settling.END_AND_SUCCEED, settling.CHAIN_CASTS, 2),
+    "start and grant": (claiming.START_AND_GRANT, claiming.GRANT_CASTS, 1),
+    "move": (settling.MOVE, settling.MOVE_CASTS, 1),
+    "renew": (renewing.RENEW, renewing.RENEW_CASTS, 1),
+}
+"""Statements that change rows by id: their types, and how many tables they look into."""
+
+LOOKUPS = {settling.MOVE: settling.MOVE_LOOKUP, renewing.RENEW: renewing.RENEW_LOOKUP}
+
+
+@pytest.fixture(scope="module")
+def small_tables(postgresql_server: postgresql.Server) -> Iterator[dict[str, str]]:
+    """Return databases of their own whose tables a planner takes for empty, each for its reason."""
+    names = {state: f"small_{uuid.uuid4().hex}" for state in EMPTIED}
+    urls = {state: postgresql_server.create(name) for state, name in names.items()}
+    for state, url in urls.items():
+        with psycopg.connect(url, autocommit=True) as line:
+            for command in EMPTIED[state]:
+                line.execute(command)
+    yield urls
+    for name in names.values():
+        postgresql_server.drop(name)
+
+
+def fill(rows: int) -> list[str]:
+    """Return the commands that fill a table of jobs and empty it again, all but one."""
+    return [
+        (
+            "INSERT INTO relay_queue_job (queue, backend, task, payload, checksum, priority, rank, state,"
+            " attempt, attempt_base, max_attempts, lease_seconds, backoff_base_seconds,"
+            " backoff_max_seconds, backoff_jitter, losses, available_at, created_at, last_error)"
+            " SELECT 'default', 'default', 'a.task', '[]', 0, 0, n, 'ready', 0, 0, 1, 60, 1, 1, 'none',"
+            f" 0, now(), now(), '' FROM generate_series(1, {rows}) AS n"
+        ),
+        "DELETE FROM relay_queue_job WHERE rank > 1",
+        "VACUUM ANALYZE relay_queue_job",
+    ]
+
+
+EMPTIED = {
+    "new": [],
+    "looked at while empty": ["ANALYZE relay_queue_job", "ANALYZE relay_queue_lease"],
+    "emptied": fill(300),
+    "emptied of many": fill(10_000),
+}
+
+
+@pytest.mark.parametrize("state", EMPTIED)
+@pytest.mark.parametrize("verb", STATEMENTS)
+def test_a_plan_made_while_tables_were_small_looks_rows_up_by_id(
+    engine: str, small_tables: dict[str, str], state: str, verb: str
 ) -> None:
-    # In a database where nobody has left pages behind: those weigh in a plan like rows.
-    with psycopg.connect(postgresql_url, prepare_threshold=None) as line:
+    statement, casts, lookups = STATEMENTS[verb]
+    dialect = PostgreSQLDialect()
+    if statement in LOOKUPS:
+        statement = statement.replace("{lookup}", dialect.lookup(*LOOKUPS[statement]))
+    with psycopg.connect(small_tables[state], prepare_threshold=None) as line:
         cursor = PreparedCursor(line, pooled=False)
-        for table in ("job", "lease"):
-            cursor.execute(f"ANALYZE relay_queue_{table}")
         cursor.execute(numbered(BEGIN_AS_WORKER), ["1s"])
-        sql = numbered(statement.format(rows=PostgreSQLDialect().rows(1, casts)))
-        cursor.execute(f"PREPARE once AS {sql}")
+        cursor.execute(f"PREPARE once AS {numbered(statement.format(rows=dialect.rows(1, casts)))}")
         nulls = ", ".join(["NULL"] * (len(casts) + statement.count("%s")))
         cursor.execute(f"EXPLAIN EXECUTE once({nulls})")
         plan = [line for (line,) in cursor.fetchall()]
-    assert sum("Index Cond: (id = ANY" in line for line in plan) == lookups, "\n".join(plan)
+    scans = [
+        (line, below)
+        for line, below in itertools.pairwise(plan)
+        if "Scan" in line and " on relay_queue_" in line
+    ]
+    assert len(scans) == lookups, "\n".join(plan)
+    for scan, condition in scans:
+        assert "_pkey on" in scan, "\n".join(plan)
+        assert "Index Cond: (id = ANY" in condition, "\n".join(plan)

@@ -97,6 +97,13 @@ class Dialect(ABC):
         """Return the query for a table of ``count`` rows given as parameters; ``casts`` are types."""
 
     @abstractmethod
+    def lookup(self, column: str, query: str) -> str:
+        """Return a condition to stand behind the join that says the same: ``column``, an id, is among
+        what ``query`` finds. A planner that takes a table for empty then looks its rows up all the
+        same, and does not walk over it. Empty where no planner would.
+        """
+
+    @abstractmethod
     def row(self, casts: tuple[str, ...]) -> str:
         """Return the parameters of one row, for a SELECT; ``casts`` are types."""
 

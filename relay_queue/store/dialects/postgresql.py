@@ -158,6 +158,10 @@ class PostgreSQLDialect(Dialect):
         """Return a table of arrays: one statement for any number of rows."""
         return _unnest(casts)
 
+    def lookup(self, column: str, query: str) -> str:
+        """Return the condition by an array, which an index answers for all rows at once."""
+        return f" AND {column} = ANY(ARRAY({query}))"
+
     def row(self, casts: tuple[str, ...]) -> str:
         """Return the placeholders, each with its type."""
         return ", ".join(f"%s::{cast}" for cast in casts)

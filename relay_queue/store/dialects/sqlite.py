@@ -75,6 +75,10 @@ class SQLiteDialect(Dialect):
         """Return the VALUES list; SQLite needs no casts."""
         return _rows(count, len(casts))
 
+    def lookup(self, column: str, query: str) -> str:
+        """Return nothing: rows are looked up by id, whatever is in a table."""
+        return ""
+
     def row(self, casts: tuple[str, ...]) -> str:
         """Return the placeholders; SQLite needs no casts."""
         return ", ".join(["%s"] * len(casts))
