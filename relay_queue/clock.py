@@ -25,9 +25,14 @@ def now() -> datetime:
     return _source()
 
 
+def told() -> datetime | None:
+    """Return what `use` has told the time to be; None while clocks are what they are."""
+    return None if _source is _wall else _source()
+
+
 def of_database(reading: datetime) -> datetime:
-    """Return what a database's clock says, unless the time is read from elsewhere; see `use`."""
-    return reading if _source is _wall else _source()
+    """Return what a database's clock says, unless the time is `told`."""
+    return told() or reading
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -12,9 +11,11 @@ from typing import Any, NamedTuple
 from relay_queue import clock
 from relay_queue import payload as payload_codec
 from relay_queue.states import State
+from relay_queue.store import tokens
 from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
 from relay_queue.store.deal import Hand, Pick, deal
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
+from relay_queue.store.take import ALTERED, take
 from relay_queue.store.transaction import Transaction, transaction
 
 PICKED = f"id, losses >= {SUSPECT_LOSSES}"
@@ -98,16 +99,11 @@ CLAIMABLE = """
 """Find the queues that have something to give, and how many leases each still allows."""
 
 GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
-TOKEN_BYTES = 16
-"""Random bytes in a token: nobody guesses 128 bits."""
-
 LEASE_SECONDS = 11
 """The place of ``lease_seconds`` in a pick."""
 
 CLOCK = 15
 """The place of what the server's clock said when the job was picked."""
-
-ALTERED = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
 
 
 def claim(
@@ -132,8 +128,13 @@ def claim(
     """
     if limit < 1 or backends == []:
         return []
+    only = _only(queues, backends)
+    if only is not None and tx.dialect.chains_writes and not careful:
+        if claims := _take_at_once(tx, only, limit, worker_id, lease_seconds):
+            return claims
+        only = None
     probe = partial(_probe, tx, PICKED if careful else _columns(tx.dialect.clock))
-    dealt = deal(_only_hand(probe, queues, limit, backends), limit, suspects)
+    dealt = deal(_only_hand(probe, only, limit), limit, suspects)
     if not dealt:
         dealt = deal(_hands(tx, probe, queues, limit, backends), limit, suspects)
     if careful:
@@ -149,15 +150,36 @@ _unlimited: set[str] = set()
 """Queues without a limit, when this process last looked."""
 
 
-def _only_hand(
-    probe: _Probe, queues: Sequence[str], limit: int, backends: Sequence[str] | None
-) -> list[Hand]:
-    """Return the hand of an only queue that had no limit: its search asks whether that still holds."""
+_Only = tuple[str, Sequence[Any]]
+"""The condition of an only queue, with its parameters."""
+
+
+def _only(queues: Sequence[str], backends: Sequence[str] | None) -> _Only | None:
+    """Return how to search an only queue that had no limit: the search asks whether that holds."""
     if len(queues) != 1 or queues[0] not in _unlimited:
-        return []
+        return None
     where, params = _among(backends)
-    where, params = STILL_UNLIMITED + where, [queues[0], queues[0], *params]
-    return [Hand(_picks(probe, where, params, limit, limit), limit)]
+    return STILL_UNLIMITED + where, [queues[0], queues[0], *params]
+
+
+def _take_at_once(
+    tx: Transaction, only: _Only, limit: int, worker_id: int | None, lease_seconds: float | None
+) -> list[Claim]:
+    where, params = only
+    return take(
+        tx,
+        _pick("ctid AS place, losses", where, tx.dialect.skip_locked),
+        [*params, limit],
+        worker_id=worker_id,
+        lease_seconds=lease_seconds,
+        drawn=tokens.draw(limit),
+    )
+
+
+def _only_hand(probe: _Probe, only: _Only | None, limit: int) -> list[Hand]:
+    if only is None:
+        return []
+    return [Hand(_picks(probe, *only, limit, limit), limit)]
 
 
 def _hands(
@@ -318,12 +340,8 @@ def _prepare(
     """Return the claims, still without the ids of their leases, and the rows for these."""
     claims = []
     params: list[Any] = []
-    # One draw for all tokens: the system call costs more than the randomness.
-    tokens = os.urandom(TOKEN_BYTES * len(picks)).hex()
-    width = TOKEN_BYTES * 2
     spans: dict[float, _Span] = {}
-    for place, pick in enumerate(picks):
-        token = tokens[place * width : (place + 1) * width]
+    for pick, token in zip(picks, tokens.draw(len(picks)), strict=True):
         seconds = pick[LEASE_SECONDS] if lease_seconds is None else lease_seconds
         span = spans.get(seconds)
         if span is None:

@@ -84,6 +84,11 @@ class Transaction:
             self._now_db = self.dialect.to_db(self.now)
         return self._now_db
 
+    @property
+    def read_now_db(self) -> Any:
+        """The same if it has been read already, else None: to read it may take an exchange."""
+        return None if self._now is None else self.now_db
+
     def read_clock(self) -> datetime:
         """Take the one reading: at the begin, or when it is first asked for."""
         ask = self.dialect.now if self.joined else self.dialect.opened_at

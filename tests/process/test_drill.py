@@ -44,12 +44,12 @@ def sabotage():
     import re, sys
     from importlib import import_module
     from relay_queue.drill import ground
-    claim, settle = (import_module(f"relay_queue.store.{name}") for name in ("claim", "settle"))
+    claim, end = (import_module(f"relay_queue.store.{name}") for name in ("claim", "end"))
     if "F1" not in sys.argv:  # which waits for what does happen
         ground.PATIENCE_SECONDS = 6.0
     # Whoever knows the token of a lease may end it, at any time: no fence at all.
     guard = r"AND \S+ IS NULL AND \S+expires_at > %s"
-    settle.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", settle.END_LEASES)
+    end.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", end.END_LEASES)
     assert found == 1
     # Every checksum fits.
     claim._condemn_altered = lambda tx, rows: rows

@@ -208,10 +208,23 @@ def test_an_altered_job_that_never_ran_has_no_start() -> None:
     assert read(job_id).started_at is None
 
 
+def test_an_altered_job_is_taken_out_of_a_queue_that_is_known_to_have_no_limit() -> None:
+    enqueue()
+    ack(claim_one())  # from here on one statement may do all of a claim
+    first, altered, last = enqueue_each(3)
+    rows(Job).filter(pk=altered).update(payload="{}")
+    assert claimed_ids(3) == [first, last]
+    job = read(altered)
+    assert (job.state, job.attempt, job.started_at) == ("dead", 0, None)
+    assert (job.finished_at, job.last_error.partition(":")[0]) == (START, "ChecksumMismatch")
+    assert outcomes(altered) == []
+    assert_counters_exact()
+
+
 def test_a_job_that_moved_on_between_the_search_and_the_start_is_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where writers overlap somebody can cancel it in between; on SQLite the guard costs nothing."""
+    """Where writers overlap somebody can cancel it in between, unless both are one statement."""
     enqueue_each(2)
     real = store.Transaction.fetch
 
@@ -222,7 +235,7 @@ def test_a_job_that_moved_on_between_the_search_and_the_start_is_not_started(
         return found
 
     monkeypatch.setattr(store.Transaction, "fetch", fetch)
-    assert claim(2) == []
+    assert claim(2, "default", "mail") == []
     assert set(rows(Job).values_list("state", flat=True)) == {"cancelled"}
     assert not rows(Lease).exists()
 

@@ -20,8 +20,10 @@ from tests.store.actions import connection
 
 # Not by name: the package has verbs of these names.
 claiming = import_module("relay_queue.store.claim")
+ending = import_module("relay_queue.store.end")
 renewing = import_module("relay_queue.store.renew")
 settling = import_module("relay_queue.store.settle")
+taking = import_module("relay_queue.store.take")
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 
@@ -212,7 +214,7 @@ def test_a_connection_that_was_ended_is_an_operational_error(opened: Open) -> No
 
 
 STATEMENTS = {
-    "end and succeed": (settling.END_AND_SUCCEED, settling.CHAIN_CASTS, 2),
+    "end and succeed": (ending.END_AND_SUCCEED, ending.CHAIN_CASTS, 2),
     "start and grant": (claiming.START_AND_GRANT, claiming.GRANT_CASTS, 1),
     "move": (settling.MOVE, settling.MOVE_CASTS, 1),
     "renew": (renewing.RENEW, renewing.RENEW_CASTS, 1),
@@ -265,22 +267,50 @@ def test_a_plan_made_while_tables_were_small_looks_rows_up_by_id(
     engine: str, small_tables: dict[str, str], state: str, verb: str
 ) -> None:
     statement, casts, lookups = STATEMENTS[verb]
-    dialect = PostgreSQLDialect()
     if statement in LOOKUPS:
-        statement = statement.replace("{lookup}", dialect.lookup(*LOOKUPS[statement]))
-    with psycopg.connect(small_tables[state], prepare_threshold=None) as line:
-        cursor = PreparedCursor(line, pooled=False)
-        cursor.execute(numbered(BEGIN_AS_WORKER), ["1s"])
-        cursor.execute(f"PREPARE once AS {numbered(statement.format(rows=dialect.rows(1, casts)))}")
-        nulls = ", ".join(["NULL"] * (len(casts) + statement.count("%s")))
-        cursor.execute(f"EXPLAIN EXECUTE once({nulls})")
-        plan = [line for (line,) in cursor.fetchall()]
-    scans = [
-        (line, below)
-        for line, below in itertools.pairwise(plan)
-        if "Scan" in line and " on relay_queue_" in line
-    ]
+        lookup = PostgreSQLDialect().lookup(*LOOKUPS[statement])
+        statement = statement.replace("{lookup}", lookup)
+    plan = plan_of(small_tables[state], statement, casts)
+    scans = scans_of(plan)
     assert len(scans) == lookups, "\n".join(plan)
     for scan, condition in scans:
         assert "_pkey on" in scan, "\n".join(plan)
         assert "Index Cond: (id = ANY" in condition, "\n".join(plan)
+
+
+@pytest.mark.parametrize("state", EMPTIED)
+def test_a_claim_planned_while_tables_were_small_changes_jobs_where_it_found_them(
+    engine: str, small_tables: dict[str, str], state: str
+) -> None:
+    pick = claiming.PICK.format(
+        columns="ctid AS place, losses",
+        only=claiming.STILL_UNLIMITED,
+        lock=PostgreSQLDialect.skip_locked,
+    )
+    plan = plan_of(small_tables[state], taking.TAKE.replace("{pick}", pick), ())
+    (search, found), (change, place) = scans_of(plan, "relay_queue_job")
+    assert "relay_job_ready on" in search, "\n".join(plan)
+    assert "Index Cond: ((queue)::text = " in found, "\n".join(plan)
+    assert ("Tid Scan" in change, place.endswith(".place)")) == (True, True), "\n".join(plan)
+
+
+def plan_of(url: str, statement: str, casts: tuple[str, ...]) -> list[str]:
+    """Return how the server would run a statement that it has planned for any values."""
+    dialect = PostgreSQLDialect()
+    statement = statement.format(rows=dialect.rows(1, casts), clock=dialect.clock)
+    with psycopg.connect(url, prepare_threshold=None) as line:
+        cursor = PreparedCursor(line, pooled=False)
+        cursor.execute(numbered(BEGIN_AS_WORKER), ["1s"])
+        cursor.execute(f"PREPARE once AS {numbered(statement)}")
+        nulls = ", ".join(["NULL"] * numbered(statement).count("$"))
+        cursor.execute(f"EXPLAIN EXECUTE once({nulls})")
+        return [line for (line,) in cursor.fetchall()]
+
+
+def scans_of(plan: list[str], table: str = "relay_queue_") -> list[tuple[str, str]]:
+    """Return the lines that say how a table is looked through, each with the one below it."""
+    return [
+        (line, below)
+        for line, below in itertools.pairwise(plan)
+        if "Scan" in line and f" on {table}" in line
+    ]
