@@ -14,6 +14,7 @@ from django.db import DatabaseError, connections
 from django.db import transaction as django_transaction
 
 from relay_queue import conf
+from relay_queue.db.watched import is_watched
 from relay_queue.store.dialects import Dialect, dialect_for
 
 if TYPE_CHECKING:
@@ -48,10 +49,6 @@ def _with_ids(statement: str, count: int) -> str:
     return statement.format(ids=", ".join(["%s"] * count))
 
 
-def _is_watched(connection: BaseDatabaseWrapper) -> bool:
-    return connection.queries_logged or bool(connection.execute_wrappers)
-
-
 class Transaction:
     """One write transaction: a cursor, one reading of the clock, and pending counter changes.
 
@@ -66,7 +63,7 @@ class Transaction:
         self._now_db: Any = None
         # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
         # nobody does, its layers cost as much as the statements.
-        watched = _is_watched(connection)
+        watched = is_watched(connection)
         self._cursor: Any = connection.cursor() if watched else dialect.cursor(connection)
         # The query log formats statements itself and knows only Django's own placeholders.
         self._sql = str if watched else dialect.sql
@@ -224,7 +221,7 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
         if joined:
             self._block = django_transaction.atomic(using=connection.alias)
         else:
-            lazily = self.lazily and not _is_watched(connection)
+            lazily = self.lazily and not is_watched(connection)
             self._block = dialect.outermost(
                 connection, self.wait_seconds, first=self.first, lazily=lazily
             )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, Error
 from django.db.transaction import Atomic
 
+from relay_queue.db.watched import is_watched
+
 if TYPE_CHECKING:
     from relay_queue.db.sqlite3.base import DatabaseWrapper
 
@@ -41,7 +43,7 @@ class Immediate(Atomic):
         with db.wrap_database_errors:
             waited = db.take_permit(self._timeout_seconds, first=self._first)
         # Whoever watches the statements, as the query log does, must see BEGIN and COMMIT, too.
-        self._short = not (db.queries_logged or db.execute_wrappers)
+        self._short = not is_watched(db)
         try:
             if self._short:
                 self._begin(db)

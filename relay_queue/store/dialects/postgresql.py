@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
 
 from relay_queue import clock
+from relay_queue.db.watched import is_watched
 from relay_queue.store.dialects.base import Dialect, Trouble
 from relay_queue.store.dialects.brief import Brief
 from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
@@ -306,8 +307,8 @@ def _begin(
     """
     fresh = connection.connection is None
     # Whoever watches the statements, as the query log does, must see Django's BEGIN and COMMIT.
-    watched = connection.queries_logged or bool(connection.execute_wrappers)
-    block = Brief(connection) if first and not watched else transaction.atomic(connection.alias)
+    brief = first and not is_watched(connection)
+    block = Brief(connection) if brief else transaction.atomic(connection.alias)
     block.__enter__()
     try:
         _open(connection, wait_seconds, first=first, lazily=lazily)
