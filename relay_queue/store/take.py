@@ -29,16 +29,17 @@ TAKE = f"""
         RETURNING rank, id, queue, backend, task, payload, checksum, idempotency_key, priority,
             attempt, attempt_base + max_attempts - attempt AS attempts_left,
             COALESCE(%s::float8, lease_seconds) AS lease_seconds, timeout_seconds,
-            created_at, available_at, nextval('relay_queue_lease_id_seq') AS lease_id, token,
-            (SELECT at FROM looked) AS acquired_at),
+            created_at, available_at, token, (SELECT at FROM looked) AS acquired_at),
     granted AS (
         INSERT INTO relay_queue_lease
-            (id, job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
+            (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
              refused_verb, refused_reason)
-        SELECT lease_id, id, attempt, token, acquired_at + lease_seconds * interval '1 second',
+        SELECT id, attempt, token, acquired_at + lease_seconds * interval '1 second',
                %s::bigint, acquired_at, '', '', '', ''
-        FROM started)
-    SELECT lease_id, token, id, queue, backend, task, payload, checksum, idempotency_key, priority,
+        FROM started
+        RETURNING id, job_id)
+    SELECT (ARRAY(SELECT id FROM granted ORDER BY job_id))[row_number() OVER (ORDER BY id)],
+           token, id, queue, backend, task, payload, checksum, idempotency_key, priority,
            attempt, attempts_left, lease_seconds, timeout_seconds,
            CAST(created_at AS text), CAST(available_at AS text), CAST(acquired_at AS text)
     FROM started ORDER BY rank, id
@@ -48,7 +49,9 @@ TAKE = f"""
 They are locked first, all of them, then the clock is read, and then they are changed where they lie:
 a place in a table is good for as long as one statement holds the lock. Nothing is taken if there is
 a suspect among them: how many of those may be taken, and who is passed over for them, is for `claim`
-to deal with."""
+to deal with. Jobs and leases are paired in the order of the jobs' ids, for two reasons: the sequence of
+leases may be drawn from only by the insert itself, where a role has rights on tables alone; and of two
+sets without an index a join would compare each with each."""
 
 TAKE_BACK = "DELETE FROM relay_queue_lease WHERE id IN ({ids})"
 """Take back leases that were granted a moment ago in the same transaction."""
@@ -56,10 +59,10 @@ TAKE_BACK = "DELETE FROM relay_queue_lease WHERE id IN ({ids})"
 CONDEMN_TAKEN = """
     UPDATE relay_queue_job
     SET state = 'dead', finished_at = %s, last_error = %s, attempt = attempt - 1,
-        started_at = CASE WHEN attempt > 1 THEN started_at END
+        started_at = NULLIF(started_at, %s)
     WHERE id IN ({ids}) AND state = 'running'
 """
-"""Take altered jobs out as if they had never been started."""
+"""Take altered jobs out as if they had not been started now: an earlier start stays."""
 
 ALTERED: Final = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
 
@@ -106,7 +109,7 @@ def _fits(row: tuple[Any, ...]) -> bool:
 
 def _condemn(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
     tx.ids(TAKE_BACK, [row[0] for row in rows])
-    tx.ids(CONDEMN_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED)
+    tx.ids(CONDEMN_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED, rows[0][-1])
     tx.move(rows[0][3], State.READY, State.DEAD, len(rows))
 
 

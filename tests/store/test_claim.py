@@ -221,6 +221,16 @@ def test_an_altered_job_is_taken_out_of_a_queue_that_is_known_to_have_no_limit()
     assert_counters_exact()
 
 
+def test_an_altered_job_that_was_handed_back_keeps_the_start_it_had(wall: Wall) -> None:
+    job_id = enqueue()
+    release(claim_one())
+    wall.advance(5)
+    rows(Job).filter(pk=job_id).update(payload="{}")
+    assert claim(1) == []
+    job = read(job_id)
+    assert (job.state, job.attempt, job.started_at) == ("dead", 0, START)
+
+
 def test_a_job_that_moved_on_between_the_search_and_the_start_is_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

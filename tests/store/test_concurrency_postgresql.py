@@ -29,6 +29,7 @@ from tests.conftest import PATIENCE_SECONDS, wait_until
 from tests.store.actions import (
     ack,
     assert_counters_exact,
+    atomic,
     cancel,
     claim,
     claimed_ids,
@@ -38,6 +39,7 @@ from tests.store.actions import (
     enqueue_each,
     job,
     read,
+    read_lease,
     real_counts,
     rolled_back,
     rows,
@@ -590,6 +592,32 @@ def test_a_worker_claims_in_two_exchanges_with_the_server(exchanges: list[int]) 
     assert exchanges == [3, 2], "begin, clock and all of the claim; count and commit"
     assert (state(held.job_id), rows(Lease).get(pk=held.lease_id).token) == ("running", held.token)
     assert_counters_exact()
+
+
+def test_rights_on_tables_suffice_to_claim(engine: str) -> None:
+    """An insert may draw from the sequence of an identity column; nobody else may, unless granted."""
+    enqueue_each(3)
+    claim(1)  # so that the queue is known to be unlimited
+    with connection().cursor() as cursor, atomic():
+        cursor.execute(
+            "CREATE ROLE relay_clerk;"
+            "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO relay_clerk;"
+            "SET LOCAL ROLE relay_clerk"
+        )
+        assert len(claim(2)) == 2
+        transaction.set_rollback(True, using=connection().alias)
+
+
+def test_each_of_many_claims_names_the_lease_of_its_own_job(engine: str) -> None:
+    enqueue()
+    ack(claim(1)[0])  # so that the queue is known to be unlimited
+    for priority in (0, 2, 1):
+        enqueue(priority=priority)
+    claims = claim(3)
+    assert [held.priority for held in claims] == [2, 1, 0]
+    for held in claims:
+        lease = read_lease(held.lease_id)
+        assert (lease.job_id, lease.token) == (held.job_id, held.token)
 
 
 def test_its_clock_is_read_as_it_begins_and_its_waits_are_bounded(exchanges: list[int]) -> None:
