@@ -6,7 +6,6 @@ time limits, and no fairness. Imports nothing of Django, since processes of its 
 
 from __future__ import annotations
 
-import multiprocessing
 import secrets
 import sqlite3
 import time
@@ -17,9 +16,9 @@ from typing import Any
 
 from relay_queue import clock
 from relay_queue.bench.measuring import BenchError, timed
+from relay_queue.bench.racing import race, wait_for_start
 
 BUSY_SECONDS = 20.0
-WARM_UP_SECONDS = 1.0
 
 INSERT = "INSERT INTO bare_job ({columns}) VALUES ({marks})"
 PICK = "SELECT id FROM bare_job WHERE queue = ? AND state = 'ready' ORDER BY rank, id LIMIT ?"
@@ -188,33 +187,15 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def ungated_fairness(path: Path, processes: int, seconds: float, batch: int) -> float:
     """Return smallest ÷ largest number of commits of writers that meet on SQLite's own lock."""
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    begin = time.monotonic() + WARM_UP_SECONDS
-    writers = [
-        context.Process(target=_contend, args=(path, begin, seconds, batch, results))
-        for _ in range(processes)
-    ]
-    try:
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        if any(writer.exitcode for writer in writers):
-            raise BenchError("a bare writer failed; its error is above")
-    finally:
-        for writer in writers:
-            if writer.is_alive():
-                writer.kill()
-    commits: list[int] = [results.get() for _ in writers]
-    return min(commits) / max(commits)
+    _, commits = race(contend, (path, seconds, batch), processes)
+    return float(min(commits) / max(commits))
 
 
-def _contend(path: Path, begin: float, seconds: float, batch: int, results: Any) -> None:
+def contend(begin: float, results: Any, path: Path, seconds: float, batch: int) -> None:
+    """Insert rows until the time is over, and put the number of commits."""
     with Bare(path) as bare:
         commits = 0
-        # All contenders begin at one moment, or the first to start would look favoured.
-        time.sleep(max(0.0, begin - time.monotonic()))
+        wait_for_start(begin)
         while time.monotonic() < begin + seconds:
             bare.insert(batch)
             commits += 1

@@ -5,7 +5,6 @@ Imports nothing of Django, since processes of its own run it.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,8 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from relay_queue.bench.measuring import BenchError
-
-WARM_UP_SECONDS: Final = 1.0
+from relay_queue.bench.racing import race, wait_for_start
 
 TAKE: Final = """
     SELECT id FROM bare_job WHERE queue = 'default' AND state = 'ready'
@@ -23,26 +21,9 @@ TAKE: Final = """
 FINISH: Final = "UPDATE bare_job SET state = 'succeeded', finished_at = now() WHERE id = %s"
 
 
-def race(address: Mapping[str, Any], jobs: int, processes: int) -> float:
+def one_by_one(address: Mapping[str, Any], jobs: int, processes: int) -> float:
     """Return the jobs a second of ``processes`` loops that empty ``bare_job`` together."""
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    begin = time.monotonic() + WARM_UP_SECONDS
-    loops = [
-        context.Process(target=_work, args=(address, begin, results)) for _ in range(processes)
-    ]
-    try:
-        for loop in loops:
-            loop.start()
-        for loop in loops:
-            loop.join()
-        if any(loop.exitcode for loop in loops):
-            raise BenchError("a bare loop failed; its error is above")
-    finally:
-        for loop in loops:
-            if loop.is_alive():
-                loop.kill()
-    ends = [results.get() for _ in loops]
+    begin, ends = race(empty, (address,), processes)
     done = sum(count for count, _ in ends)
     if done != jobs:
         raise BenchError(f"the bare loops finished {done:,} of {jobs:,} jobs")
@@ -50,10 +31,10 @@ def race(address: Mapping[str, Any], jobs: int, processes: int) -> float:
     return jobs / seconds
 
 
-def _work(address: Mapping[str, Any], begin: float, results: Any) -> None:
+def empty(begin: float, results: Any, address: Mapping[str, Any]) -> None:
+    """Take and finish jobs until there are none; put their number, and when it was over."""
     with psycopg.connect(**address, prepare_threshold=0) as server:
-        # All loops begin at one moment: the clock runs from there.
-        time.sleep(max(0.0, begin - time.monotonic()))
+        wait_for_start(begin)
         done = 0
         while True:
             with server.transaction():

@@ -16,7 +16,7 @@ from django.db import Error, connection
 from relay_queue import clock
 from relay_queue.bench import scratch
 from relay_queue.bench.families import SERVER_VARIABLE as VARIABLE
-from relay_queue.bench.loops import race
+from relay_queue.bench.loops import one_by_one
 from relay_queue.bench.measuring import BenchError
 from relay_queue.models import Job, Lease, QueueCount
 from relay_queue.scratch.server import Server
@@ -112,7 +112,7 @@ def one_job_a_transaction(jobs: int, processes: int) -> float:
         cursor.execute(COPY.format(columns=columns), [jobs, jobs])
         cursor.execute("UPDATE bare_job SET state = 'ready', finished_at = NULL, attempt = 0")
         cursor.execute("VACUUM ANALYZE bare_job")
-    return race(_arguments(str(connection.settings_dict["NAME"])), jobs, processes)
+    return one_by_one(_arguments(str(connection.settings_dict["NAME"])), jobs, processes)
 
 
 def fill(*, ready: int, scheduled: int = 0, finished: int = 0) -> None:
