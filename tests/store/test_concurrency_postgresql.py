@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, OperationalError, transaction
 from django.test.utils import CaptureQueriesContext
+from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from relay_queue import clock, store
@@ -191,6 +192,34 @@ def test_running_jobs_never_exceed_their_limit_when_claims_meet(other: Other) ->
         assert waits(late)
     assert len(late.result(PATIENCE_SECONDS)) == 1
     assert_counters_exact()
+
+
+@pytest.fixture
+def snapshots(other: Other) -> Iterator[None]:
+    """Let the transactions of both connections begin with a snapshot, as OPTIONS may ask for."""
+
+    def begin_with(level: IsolationLevel | None) -> None:
+        connection().ensure_connection()
+        connection().connection.isolation_level = level
+
+    for does in (other.does, lambda act: act()):
+        does(lambda: begin_with(IsolationLevel.REPEATABLE_READ))
+    yield
+    begin_with(None)
+
+
+@pytest.mark.usefixtures("snapshots")
+def test_a_capacity_holds_whatever_the_isolation_of_a_connection_is(other: Other) -> None:
+    limit(capacity=1)
+    with store.transaction() as tx:
+        store.enqueue(tx, job())
+        late = other.starts(enqueue)
+        assert waits(late)
+    with pytest.raises(QueueFull):
+        late.result(PATIENCE_SECONDS)
+    with atomic(), connection().cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("repeatable read",), "a caller's own is the caller's"
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -327,8 +327,7 @@ def _open(
     with connection.wrap_database_errors:
         cursor = _cursor(connection)
         cursor.forget()
-        if cursor.connection.autocommit:  # as a brief block leaves it
-            cursor.begin()
+        cursor.begin()
         if wait_seconds is None:
             cursor.post(READ_CLOCK, keep=True)
         else:

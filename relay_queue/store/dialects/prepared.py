@@ -100,8 +100,8 @@ class PreparedCursor:
                 yield self.fetchone()
 
     def begin(self) -> None:
-        """Begin a transaction on a connection that wants none, together with what comes next."""
-        self._line.posted.append(_begin(self.connection))
+        """Begin a transaction of Relay's own, together with what comes next."""
+        self._line.posted.append(OWN_BEGIN)
 
     def post(self, statement: str, params: Sequence[Any] = (), *, keep: bool = False) -> None:
         """Send a statement together with the next one that is executed on this connection.
@@ -186,7 +186,8 @@ class PreparedCursor:
             self._line.names.clear()
             first.append(_message("DEALLOCATE ALL"))
         idle = self._pgconn.transaction_status == pq.TransactionStatus.IDLE
-        if idle and not self.connection.autocommit:
+        begun = self._line.posted[:1] == [OWN_BEGIN]
+        if idle and not begun and not self.connection.autocommit:
             first.append(_begin(self.connection))
         return first
 
@@ -266,6 +267,11 @@ def _begin(connection: psycopg.Connection[Any]) -> _Message:
 def _message(statement: str, params: Sequence[Any] = ()) -> _Message:
     oids = tuple([_OIDS.get(type(value), 0) for value in params])
     return _Message(statement, oids, [None if value is None else _text(value) for value in params])
+
+
+OWN_BEGIN: Final = _message("BEGIN ISOLATION LEVEL READ COMMITTED")
+"""Whatever the level of the connection, the role or the database is: what is counted after the wait for
+a lock must not come from a snapshot that was taken before it, or limits are passed."""
 
 
 def array(values: Sequence[Any], cast: str) -> str:
