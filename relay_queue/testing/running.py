@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import datetime
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from relay_queue import clock, conf, store
@@ -15,6 +16,9 @@ from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import execute
+
+if TYPE_CHECKING:
+    from unittest.mock import _patch
 
 
 def run_pending(
@@ -39,17 +43,19 @@ def run_pending(
         return attempts
 
 
-@contextmanager
-def run_on_enqueue() -> Iterator[None]:
-    """Run each job at once where it is enqueued; also a decorator of functions and methods.
+def run_on_enqueue() -> _patch[Callable[..., None]]:
+    """Run each job at once where it is enqueued: a context manager, and a decorator.
+
+    It decorates functions, coroutine functions, and classes, of which it takes the methods that are
+    tests.
 
     What ``enqueue`` returns has finished then, or waits for its next attempt: one attempt is made.
     Jobs of the same queue that were ready before run first, as they would with a worker. A job
     that is deferred, or whose queue is paused, stays as it is. Jobs run inside the caller's
     ``atomic()``, where a worker would only come after the commit.
     """
-    with patch.object(RelayBackend, "announce", _run):
-        yield
+    # A decorator made of a plain context manager would let a coroutine function return unrun.
+    return patch.object(RelayBackend, "announce", _run)
 
 
 def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:

@@ -117,6 +117,19 @@ class RunOnEnqueueTests(TestCase):
     def test_it_is_a_decorator_too(self) -> None:
         assert tasks.add.enqueue(1).is_finished
 
+    def test_decorated_coroutine_functions_and_classes_run_with_it(self) -> None:
+        @run_on_enqueue()
+        async def enqueue() -> bool:
+            return (await tasks.add.aenqueue(1)).is_finished
+
+        @run_on_enqueue()
+        class Case:
+            async def test_it(self) -> bool:
+                return (await tasks.add_async.aenqueue(1, 2)).is_finished
+
+        assert async_to_sync(enqueue)()
+        assert async_to_sync(Case().test_it)()
+
     def test_failure_is_in_the_result(self) -> None:
         with run_on_enqueue():
             dead, waiting = tasks.fail_once_only.enqueue(), tasks.fail.enqueue()
