@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from relay_queue import announce, conf, store
+from relay_queue import announce, conf, payload, store
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     AnyResult,
@@ -120,7 +120,12 @@ class RelayBackend(BaseTaskBackend):
 
     def validate_task(self, task: AnyTask) -> None:
         """Raise the framework's ``InvalidTask`` if the task or an option of it is not usable."""
-        super().validate_task(task)
+        self._require_admitted(task.queue_name)
+        try:
+            super().validate_task(task)
+        except (AttributeError, TypeError, ValueError):  # it compares before it asks for the type
+            self._require_terms(task)
+            raise
         if "." in task.func.__qualname__:
             raise InvalidTask(
                 f"{task.module_path} is defined in a class, and workers look for tasks in modules. "
@@ -135,15 +140,7 @@ class RelayBackend(BaseTaskBackend):
             _require_exceptions(task)
             _require_wait_seconds(task)
             self._require_atomic_is_possible(task)
-        if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
-            raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
-        try:
-            self._require_payload_limit(self._option(task, "max_payload_bytes"))
-            store.prepare(
-                idempotency_key=getattr(task, "idempotency_key", None), **self._job_options(task)
-            )
-        except InvalidJob as error:
-            raise InvalidTask(f"{task.module_path}: {error}") from error
+        self._require_terms(task)
 
     def enqueue(  # type: ignore[override]
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -305,6 +302,25 @@ class RelayBackend(BaseTaskBackend):
                 f'{highest:,}, which is RELAY["MAX_PAYLOAD_BYTES"]'
             )
 
+    def _require_admitted(self, name: object) -> None:
+        if self.queues and isinstance(name, str) and name not in self.queues:
+            raise InvalidTask(
+                f"Queue {name!r} is not valid for backend {self.alias!r}, whose QUEUES are "
+                f"{', '.join(sorted(map(repr, self.queues)))}. Add it there, or set QUEUES to [], "
+                "which admits every queue."
+            )
+
+    def _require_terms(self, task: AnyTask) -> None:
+        if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
+            raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
+        try:
+            self._require_payload_limit(self._option(task, "max_payload_bytes"))
+            store.prepare(
+                idempotency_key=getattr(task, "idempotency_key", None), **self._job_options(task)
+            )
+        except InvalidJob as error:
+            raise InvalidTask(f"{task.module_path}: {error}") from error
+
     def _require_atomic_is_possible(self, task: RelayTask[..., Any]) -> None:
         if not task.atomic:
             return
@@ -332,10 +348,14 @@ def _normalized(
     args: Sequence[Any], kwargs: Mapping[str, Any], refusal: PayloadError
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return arguments as the framework stores them; raises ``refusal`` if it refuses them too."""
+    settings, given = conf.get(), [list(args), dict(kwargs)]
+    limits = {"max_items": settings.max_payload_bytes, "max_depth": settings.max_payload_depth}
     try:
-        plain: Any = normalize_json([list(args), dict(kwargs)])
-    except (TypeError, ValueError, RecursionError):
-        raise refusal from None
+        plain: Any = normalize_json(given) if payload.is_bounded(given, **limits) else None
+    except (OverflowError, RecursionError, TypeError, ValueError):
+        plain = None
+    if plain is None:
+        raise refusal
     return plain[0], plain[1]
 
 

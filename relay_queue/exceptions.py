@@ -140,5 +140,5 @@ class ChecksumMismatch(RelayError):
 def _in_seconds(value: float) -> str:
     try:
         return f"{value:g} s"
-    except OverflowError:  # an integer that no float holds; the worker refuses it as a delay
-        return f"{shown(value)} s"
+    except (OverflowError, TypeError, ValueError):  # the worker refuses it as a delay
+        return shown(value)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 from zlib import crc32
 
 from relay_queue.exceptions import PayloadError
@@ -118,6 +118,27 @@ def decode(text: str) -> tuple[list[Any], dict[str, Any]]:
     raise PayloadError('the stored payload is not {"args": [...], "kwargs": {...}}')
 
 
+def is_bounded(values: Iterable[object], *, max_items: int, max_depth: int) -> bool:
+    """Say whether values that are no JSON yet hold few enough items to be made JSON.
+
+    A range, or a page of rows, says how long it is without having a single item. To list a thousand
+    million of them before the text is found too large would take all memory. Raises what the values'
+    own code raises.
+    """
+    level, items = list(values), 0
+    for _ in range(max_depth + 1):
+        holders = [value for value in level if _holds_items(value)]
+        items += sum(map(len, holders))
+        if items > max_items:
+            return False
+        level = [
+            item
+            for holder in holders
+            for item in (holder.values() if isinstance(holder, Mapping) else holder)
+        ]
+    return not any(map(_holds_items, level))
+
+
 def checksum(queue: str, backend: str, task: str, payload: str, key: str | None) -> int:
     """Return the CRC-32 (unsigned) over the fields of a job that never change."""
     return crc32(_signed_tail(payload, key), _head_crc(queue, backend, task))
@@ -130,6 +151,10 @@ def clean_text(text: object, max_chars: int) -> str:
     much was cut, since the beginning and the end of a traceback tell most. Never raises.
     """
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", _shorten(_as_string(text), max_chars))
+
+
+def _holds_items(value: object) -> TypeGuard[Sequence[object] | Mapping[Any, object]]:
+    return isinstance(value, Sequence | Mapping) and not isinstance(value, str | bytes)
 
 
 def _encode_plain(value: Any, roots: Iterable[Any], max_bytes: int, max_depth: int) -> str | None:

@@ -45,7 +45,9 @@ def text(name: str, value: object, limit: int) -> str:
 def whole(name: str, value: object, low: int, high: int) -> int:
     """Return a whole number between two bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidJob(f"{name} must be a whole number, not {shown(value)}")
+        raise InvalidJob(
+            f"{name} must be a whole number between {low} and {high}, not {shown(value)}"
+        )
     if not low <= value <= high:
         raise InvalidJob(f"{name} is {shown(value)}; it must be between {low} and {high}")
     return int(value)
@@ -54,7 +56,9 @@ def whole(name: str, value: object, low: int, high: int) -> int:
 def seconds(name: str, value: object, low: float, high: float) -> float:
     """Return a finite number of seconds between two bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidJob(f"{name} must be a number of seconds, not {shown(value)}")
+        raise InvalidJob(
+            f"{name} must be a number of seconds between {low:g} and {high:g}, not {shown(value)}"
+        )
     # Compared before anything else: NaN fails here, and no huge integer is made a float.
     if not low <= value <= high or not math.isfinite(value):
         raise InvalidJob(

@@ -26,7 +26,7 @@ from relay_queue.exceptions import (
     TimedOut,
     shown,
 )
-from relay_queue.payload import clean_text, encode_result
+from relay_queue.payload import clean_text, encode_result, is_bounded
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import JobContext
 
@@ -57,22 +57,23 @@ def success(claim: Claim, value: object) -> Settlement:
     if value is None:
         return Settlement("ack", claim.lease_id, claim.token, "null")
     settings = conf.get()
-    encode = partial(
-        encode_result, max_bytes=settings.max_result_bytes, max_depth=settings.max_payload_depth
-    )
+    size, depth = settings.max_result_bytes, settings.max_payload_depth
+    encode = partial(encode_result, max_bytes=size, max_depth=depth)
     try:
         text = encode(value)
     except PayloadError as refused:
         # What the framework takes besides JSON types: other sequences and mappings, bytes.
-        text = encode(_normal(value, refused))
+        text = encode(_normal(value, refused, size, depth))
     return Settlement("ack", claim.lease_id, claim.token, text)
 
 
-def _normal(value: object, refused: PayloadError) -> object:
+def _normal(value: object, refused: PayloadError, max_items: int, max_depth: int) -> object:
     try:
-        return normalize_json(value)
+        if is_bounded([value], max_items=max_items, max_depth=max_depth):
+            return normalize_json(value)
     except Exception:  # noqa: BLE001 - the value's own code may raise anything
         raise refused from None
+    raise refused
 
 
 def failure(claim: Claim, context: JobContext, rules: Rules, error: BaseException) -> Settlement:

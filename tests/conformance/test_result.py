@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections import UserDict, deque
+from collections import UserDict, UserString, deque
 from dataclasses import FrozenInstanceError
 from datetime import datetime, timedelta
 from typing import Any
@@ -291,6 +291,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "circle": (_circle, "contains itself"),
     "task": (lambda: tasks.add, "JSON"),
     "key": (lambda: {1: 2}, "key"),
+    "long range": (lambda: range(10**12), "range"),
+    "longest range": (lambda: range(10**30), "range"),
+    "deep range": (lambda: deque([deque([range(10**12)])]), "deque"),
+    "rope": (lambda: UserString("text"), "UserString"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -41,3 +42,6 @@ def test_a_number_is_told_as_it_is_up_to_80_characters() -> None:
 def test_a_delay_is_told_in_seconds() -> None:
     assert str(Retry(after_seconds=1.5)) == "retry after 1.5 s"
     assert str(Snooze(60)) == "snooze for 60 s"
+    # What is no number of seconds is refused by the worker, which says what to use.
+    assert "datetime.timedelta(seconds=60)" in str(Snooze(timedelta(minutes=1)))  # type: ignore[arg-type]
+    assert "'soon'" in str(Retry(after_seconds="soon"))  # type: ignore[arg-type]

@@ -73,6 +73,25 @@ def test_unusable_options_are_refused_where_the_task_is_defined(
         task(**options)(tasks.plain)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": "high"}, "between -100 and 100, not 'high'"),
+        ({"priority": float("nan")}, "between -100 and 100, not nan"),
+        ({"queue_name": ["mail"]}, r"\['mail'\] is of type list"),
+        ({"run_after": "tomorrow"}, "run_after must be a datetime, not 'tomorrow'"),
+        ({"timeout_seconds": "5"}, "between 0.001 and 3.1536e.08, not '5'"),
+        ({"queue_name": "typo"}, "Queue 'typo' is not valid .* 'default', 'mail'. Add it there"),
+    ],
+)
+def test_values_of_any_type_are_refused_with_what_they_may_be(
+    options: dict[str, Any], message: str
+) -> None:
+    queues = {"default": {**IMMEDIATE["default"], "QUEUES": ["default", "mail"]}}
+    with override_settings(TASKS=queues), pytest.raises(InvalidTask, match=message):
+        tasks.noop.using(**options)
+
+
 def test_refusal_is_chained_to_relays_own_error() -> None:
     with pytest.raises(InvalidTask) as refusal:
         task(max_attempts=0)(tasks.plain)
