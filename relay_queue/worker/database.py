@@ -109,8 +109,7 @@ class Database:
         except Error as error:
             self.lose(error)
             return False
-        logger.warning("The database is reached again.")
-        self.lost, self._delay = False, 0.0
+        self.lost = False
         self._reopened()
         return True
 
@@ -126,8 +125,7 @@ class Database:
         """End a turn's work with the database."""
         self._patience.end()
         if kind is None and not self.lost:
-            self._patience.satisfied()
-            self._watch()
+            self._satisfied()
         self._connection.queries_log.clear()  # it grows for ever under DEBUG
 
     def diagnose(self, error: Exception) -> Trouble:
@@ -138,13 +136,21 @@ class Database:
 
     def lose(self, error: Exception) -> None:
         """Drop the connection; it is opened again with ever longer pauses."""
-        if not self.lost:
+        if not self._delay:
             logger.warning("The database is not reached: %s. Outcomes are kept.", error)
         self.lost = True
         with suppress(Error):  # a broken connection need not part politely
             self._connection.close()
         self._retry_at = time.monotonic() + self._delay
         self._delay = min(MAX_DELAY_SECONDS, self._delay * 2 or 0.05)
+
+    def _satisfied(self) -> None:
+        # Not when a connection is open: a standby takes it, and refuses all that is asked there.
+        if self._delay:
+            logger.warning("The database is reached again.")
+        self._delay = 0.0
+        self._patience.satisfied()
+        self._watch()
 
     def ring(self) -> None:
         """Wake the other workers, unless that needs a connection that is not there."""

@@ -66,6 +66,7 @@ def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
     """
     connection = connections[conf.get().database]
     dialect = dialect_for(connection)
+    said = False
     while True:
         try:
             connection.ensure_connection()
@@ -76,7 +77,9 @@ def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
             if trouble not in ("busy", "full", "lost"):
                 raise
             if trouble == "lost":
-                logger.warning("The database is not reached: %s", error)
+                if not said:
+                    logger.warning("The database is not reached: %s", error)
+                said = True
                 connection.close()
         except OSError as error:  # of the files beside the database
             if error.errno not in NO_ROOM:

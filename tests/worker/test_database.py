@@ -102,3 +102,26 @@ def test_a_lost_connection_is_opened_again_and_the_loop_is_told(
         clock.advance(database.retry_in())
     assert (database.lost, told, refusals) == (False, [True], [])
     database.close()
+
+
+def test_a_server_that_opens_connections_and_refuses_work_is_not_asked_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A standby does so until it is promoted."""
+    clock = stop_time(monkeypatch, module)
+    database = Database(lambda: None)
+    pauses = []
+    for _ in range(3):
+        with database:
+            assert database.usable()
+            database.lose(OperationalError("read-only"))
+        pauses.append(database.retry_in())
+        clock.advance(database.retry_in())
+    assert pauses == pytest.approx([0.0, 0.05, 0.1])
+    with database:
+        assert database.usable()
+    database.lose(OperationalError("gone"))
+    assert database.retry_in() == 0, "it had done what it was asked to"
+    said = [record.message.partition(":")[0] for record in caplog.records]
+    assert said == ["The database is not reached", "The database is reached again.", said[0]]
+    database.close()
