@@ -125,11 +125,12 @@ def check_database(**_: Any) -> list[checks.CheckMessage]:
         hint = f"The aliases are {', '.join(sorted(connections))}."
         return [_error("E002", f'RELAY["DATABASE"] is {alias!r}, not in DATABASES.', hint)]
     found: list[checks.CheckMessage] = []
-    if alias != DEFAULT_DB_ALIAS:
+    if alias != DEFAULT_DB_ALIAS and not _all_wait_for_commit(alias):
         message = f'The queue is in the database {alias!r}, not in "{DEFAULT_DB_ALIAS}".'
         hint = (
             f'An enqueue commits with the rows written to {alias!r}, not with those of "default": '
-            "it may stand although they were rolled back. Enqueue in transaction.on_commit."
+            'it may stand although they were rolled back. Set "enqueue_on_commit" in OPTIONS of '
+            "the aliases of TASKS, or enqueue in transaction.on_commit."
         )
         found.append(checks.Info(message, hint=hint, id=f"{TAG}.I001"))
     judge = _JUDGES.get(_vendor(alias), _unsupported)
@@ -176,6 +177,14 @@ def _relay_aliases() -> dict[str, Mapping[str, Any]]:
     """Return the parameters of the aliases of ``TASKS`` that Relay backs."""
     tasks: Mapping[str, Mapping[str, Any]] = getattr(settings, "TASKS", {})
     return {alias: params for alias, params in tasks.items() if _is_relay(params.get("BACKEND"))}
+
+
+def _all_wait_for_commit(database: str) -> bool:
+    """Say whether all aliases enqueue when another database than the queue's has committed."""
+    asked = [
+        params.get("OPTIONS", {}).get("enqueue_on_commit") for params in _relay_aliases().values()
+    ]
+    return bool(asked) and all(rows and rows != database for rows in asked)
 
 
 def _is_relay(path: Any) -> bool:

@@ -138,7 +138,18 @@ class TestDatabase:
         database()
         (message,) = checks.check_database()
         assert ids([message]) == ["I001"]
-        assert "on_commit" in message.hint
+        assert "enqueue_on_commit" in message.hint
+
+    def test_another_database_is_fine_where_enqueues_wait_for_the_commit(
+        self, database: Any, settings: Any
+    ) -> None:
+        database()
+        relay = {"BACKEND": "relay_queue.backend.RelayBackend"}
+        waiting = {**relay, "OPTIONS": {"enqueue_on_commit": True}}
+        settings.TASKS = {"default": waiting, "other": relay}
+        assert ids(checks.check_database()) == ["I001"]
+        settings.TASKS = {"default": waiting, "other": waiting}
+        assert checks.check_database() == []
 
     @pytest.mark.parametrize(
         ("engine", "word"),
