@@ -219,6 +219,8 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
         self._block: AbstractContextManager[Any]
         joined = connection.in_atomic_block or not connection.get_autocommit()
         if joined:
+            if not connection.in_atomic_block:
+                dialect.begin_by_hand(connection)
             self._block = django_transaction.atomic(using=connection.alias)
         else:
             lazily = self.lazily and not is_watched(connection)

@@ -63,6 +63,10 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def begin_by_hand(self, connection: BaseDatabaseWrapper) -> None:
+        """Begin the transaction of a connection whose autocommit somebody turned off."""
+
+    @abstractmethod
     def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the one clock reading of a transaction, taken after its write lock was won.
 

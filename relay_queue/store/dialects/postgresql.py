@@ -118,6 +118,9 @@ class PostgreSQLDialect(Dialect):
         """Begin, and bound the waits for rows that others hold; see `Dialect.outermost`."""
         return _outermost(connection, wait_seconds, first=first, lazily=lazily)
 
+    def begin_by_hand(self, connection: BaseDatabaseWrapper) -> None:
+        """Nothing to do: the driver begins before any statement."""
+
     def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return what the server's clock said as the transaction began."""
         with connection.wrap_database_errors:

@@ -45,6 +45,16 @@ class SQLiteDialect(Dialect):
             return block
         return _gated(connection, wait_seconds, first=first)
 
+    def begin_by_hand(self, connection: BaseDatabaseWrapper) -> None:
+        """Begin before the savepoint, which is a transaction of its own where there is none yet.
+
+        Its release would be the commit, and a rollback by hand too late.
+        """
+        connection.ensure_connection()
+        if not connection.connection.in_transaction:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN IMMEDIATE")
+
     def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
         """Read the clock: the gate and the write lock are won."""
         return clock.now()
