@@ -79,7 +79,8 @@ def stored_result(result_id: str) -> AnyResult:
     """Read a job and its attempts. Raises ``TaskResultDoesNotExist`` or ``TaskResultMismatch``.
 
     ``worker_ids`` has the worker of each charged attempt, and ``errors`` an error for each that
-    failed. A job that failed without one, such as a cancelled job, has one error all the same.
+    failed. A cancelled job has one more, the last, which says so; and a job that failed without any
+    attempt has one all the same.
     """
     # Models need loaded apps, and tasks may be imported before that.
     from relay_queue.models import Job
@@ -192,8 +193,11 @@ def _errors(job: Job, leases: Sequence[Lease]) -> list[TaskError]:
         for lease in leases
         if lease.outcome in _ERRORS
     ]
-    if not errors and STATUSES[job.state] is TaskResultStatus.FAILED:
-        reason = job.last_error or f"the job is {job.state}; no attempt of it failed"
+    if job.state == State.CANCELLED or (
+        STATUSES[job.state] is TaskResultStatus.FAILED and not errors
+    ):
+        failed = "attempts of it failed before" if errors else "no attempt of it failed"
+        reason = (not errors and job.last_error) or f"the job is {job.state}; {failed}"
         errors.append(TaskError(exception_class_path=_path(Cancelled), traceback=reason))
     return errors
 

@@ -95,6 +95,11 @@ def cancel_running(result: AnyResult) -> None:
     cancel(result)
 
 
+def cancel_between_attempts(result: AnyResult) -> None:
+    fail_once(result)
+    cancel(result)
+
+
 # What happens to a job; its state, status, attempts and errors then.
 LIFE: list[tuple[Any, str, TaskResultStatus, int, list[type]]] = [
     (nothing, "ready", READY, 0, []),
@@ -108,6 +113,7 @@ LIFE: list[tuple[Any, str, TaskResultStatus, int, list[type]]] = [
     (lose, "ready", READY, 1, [Cancelled]),
     (cancel, "cancelled", FAILED, 0, [Cancelled]),
     (cancel_running, "cancelled", FAILED, 1, [Cancelled]),
+    (cancel_between_attempts, "cancelled", FAILED, 1, [KeyError, Cancelled]),
 ]
 
 
