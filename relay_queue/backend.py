@@ -7,7 +7,7 @@ caller would enqueue again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
@@ -85,8 +85,9 @@ class RelayBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        _require_parameters(alias, params)
         super().__init__(alias, params)
-        unknown = sorted(set(self.options) - set(OPTIONS))
+        unknown = sorted(map(str, set(self.options) - set(OPTIONS)))
         if unknown:
             raise InvalidTaskBackend(
                 f"TASKS[{alias!r}]['OPTIONS'] has {', '.join(unknown)}; "
@@ -357,6 +358,20 @@ def _normalized(
     if plain is None:
         raise refusal
     return plain[0], plain[1]
+
+
+def _require_parameters(alias: str, params: Mapping[str, Any]) -> None:
+    options: object = params.get("OPTIONS", {})
+    if not isinstance(options, Mapping):
+        raise InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS'] is {shown(options)}; use a dict.")
+    queues: object = params.get("QUEUES", [])
+    # Text is a collection, too: of queues with names of one letter.
+    listed = isinstance(queues, Collection) and not isinstance(queues, str)
+    if not listed or not all(isinstance(name, str) for name in queues):  # type: ignore[attr-defined]
+        raise InvalidTaskBackend(
+            f"TASKS[{alias!r}]['QUEUES'] is {shown(queues)}; use a list of names. [] admits every "
+            "queue."
+        )
 
 
 def _require_exceptions(task: RelayTask[..., Any]) -> None:

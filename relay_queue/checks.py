@@ -181,9 +181,10 @@ def _relay_aliases() -> dict[str, Mapping[str, Any]]:
 
 def _all_wait_for_commit(database: str) -> bool:
     """Say whether all aliases enqueue when another database than the queue's has committed."""
-    asked = [
-        params.get("OPTIONS", {}).get("enqueue_on_commit") for params in _relay_aliases().values()
-    ]
+    options = [params.get("OPTIONS") for params in _relay_aliases().values()]
+    asked = [given.get("enqueue_on_commit") for given in options if isinstance(given, Mapping)]
+    if len(asked) < len(options):
+        return False
     return bool(asked) and all(rows and rows != database for rows in asked)
 
 

@@ -207,11 +207,23 @@ def test_manage_check_asks_every_backend(aliases: Aliases) -> None:
             call_command("check")
 
 
-@pytest.mark.parametrize("options", [{"attempts": 5}, {"enqueue_on_commit": 3}])
-def test_options_that_make_no_sense_are_an_invalid_backend(
-    aliases: Aliases, framework: ModuleType, options: dict[str, Any]
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"OPTIONS": {"attempts": 5}},
+        {"OPTIONS": {"enqueue_on_commit": 3}},
+        {"OPTIONS": {5: "attempts"}},
+        {"OPTIONS": None},
+        {"OPTIONS": ["attempts"]},
+        {"QUEUES": "default"},
+        {"QUEUES": None},
+        {"QUEUES": [["default"]]},
+    ],
+)
+def test_parameters_that_make_no_sense_are_an_invalid_backend(
+    aliases: Aliases, framework: ModuleType, parameters: dict[str, Any]
 ) -> None:
-    with aliases(odd={"OPTIONS": options}), pytest.raises(InvalidTaskBackend, match="'odd'"):
+    with aliases(odd=parameters), pytest.raises(InvalidTaskBackend, match="'odd'"):
         framework.task_backends["odd"]
 
 
