@@ -23,13 +23,14 @@ QUEUE_NAMES = "SELECT name, max_running IS NOT NULL FROM relay_queue_queue ORDER
 """All queues, and whether their running jobs are limited."""
 
 NEXT_DUE = """
-    SELECT available_at FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
+    SELECT available_at, {clock} FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
     ORDER BY available_at LIMIT 1
 """
 """When the next waiting job is due."""
 
 NEXT_EXPIRY = """
-    SELECT expires_at FROM relay_queue_lease WHERE ended_at IS NULL ORDER BY expires_at LIMIT 1
+    SELECT expires_at, {clock} FROM relay_queue_lease
+    WHERE ended_at IS NULL ORDER BY expires_at LIMIT 1
 """
 """When the next open lease runs out."""
 
@@ -78,6 +79,8 @@ class Look:
     ready: set[str]
     next_due_at: datetime | None
     next_expiry_at: datetime | None
+    now: datetime
+    """What time it was by the clock that these two follow, which may not be this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +103,27 @@ def now() -> datetime:
 def look() -> Look:
     """Read all queues, which have ready jobs, and when the next job is due and lease runs out."""
     names = _fetch(QUEUE_NAMES)
-    next_due_at, next_expiry_at = next_times()
+    next_due_at, next_expiry_at, now = next_times()
     return Look(
         queues=[name for name, _ in names],
         limited={name for name, is_limited in names if is_limited},
         ready=ready_queues(),
         next_due_at=next_due_at,
         next_expiry_at=next_expiry_at,
+        now=now,
     )
 
 
-def next_times() -> tuple[datetime | None, datetime | None]:
-    """Return when the next waiting job is due, and when the next open lease runs out."""
-    return _moment(_fetch(NEXT_DUE)), _moment(_fetch(NEXT_EXPIRY))
+def next_times() -> tuple[datetime | None, datetime | None, datetime]:
+    """Return when the next waiting job is due, when the next open lease runs out, and the time.
+
+    All three by the clock of the database: this machine's may be minutes behind it.
+    """
+    dialect = dialect_for(connections[conf.get().database])
+    due, expiry = (_fetch(sql.format(clock=dialect.clock)) for sql in (NEXT_DUE, NEXT_EXPIRY))
+    readings = [row[1] for row in (*due, *expiry) if row[1] is not None]
+    now = clock.of_database(dialect.from_db(readings[-1])) if readings else clock.now()
+    return _moment(due, now), _moment(expiry, now), now
 
 
 def ready_queues() -> set[str]:
@@ -168,10 +179,10 @@ def _fetch(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return rows
 
 
-def _moment(rows: list[tuple[Any, ...]]) -> datetime | None:
+def _moment(rows: list[tuple[Any, ...]], now: datetime) -> datetime | None:
     if not rows:
         return None
     try:
         return dialect_for(connections[conf.get().database]).from_db(rows[0][0])
     except (ValueError, TypeError):
-        return clock.now()  # an altered row: whoever acts on it finds out
+        return now  # an altered row: whoever acts on it finds out

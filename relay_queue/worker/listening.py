@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay_queue import clock, store
+from relay_queue import store
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.pace import Pace
 from relay_queue.worker.timers import Timers
@@ -60,13 +60,13 @@ class Listening:
             self._pace.expect()  # when the next job is due can wait for the next probe
         else:
             self._pace.see_none()
-            self._timers.plan(*store.inspect.next_times(), clock.now())
+            self._timers.plan(*store.inspect.next_times())
 
     def _look(self) -> None:
         found = store.inspect.look()
         self._rung = self.owes_glance = False
         self._timers.looked()
-        self._timers.plan(found.next_due_at, found.next_expiry_at, clock.now())
+        self._timers.plan(found.next_due_at, found.next_expiry_at, found.now)
         self._known, self.limited = set(found.queues), found.limited
         self.queues = self._options.served(found.queues)
         if not found.ready.isdisjoint(self.queues):

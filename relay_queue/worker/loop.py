@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from django.db import Error
 
-from relay_queue import clock, conf, store
+from relay_queue import conf, store
 from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import TIMED_OUT, JobContext
@@ -169,7 +169,7 @@ class Loop:
     def _probe(self) -> None:
         """See who has died, and when the next lease ends: others claim without ringing us."""
         self.timers.probed()
-        self.timers.plan(*store.inspect.next_times(), clock.now())
+        self.timers.plan(*store.inspect.next_times())
         self.dead.find(conf.get().database, self.identity.worker_id)
         if self.dead.suspects:
             self.timers.probe_in(CONFIRM_SECONDS)

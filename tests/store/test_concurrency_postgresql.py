@@ -565,6 +565,21 @@ def test_leases_follow_the_clock_of_the_server(
     cancel(enqueue())
 
 
+def test_what_is_due_next_is_told_with_the_time_of_the_server(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue()
+    claim(1)
+    enqueue(run_after=datetime.now(UTC) + timedelta(minutes=1))
+    behind = timedelta(hours=1)
+    monkeypatch.setattr(clock, "now", lambda: datetime.now(UTC) - behind)
+    due_at, expires_at, now = store.inspect.next_times()
+    assert abs(now - datetime.now(UTC)) < behind / 2
+    assert due_at is not None
+    assert expires_at is not None
+    assert store.inspect.look().now >= now
+
+
 def test_a_lease_begins_after_the_last_one_of_its_job_has_ended(other: Other) -> None:
     enqueue()
     (first,) = claim(1)
