@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -245,7 +245,9 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
             exc_info = sys.exc_info()
             raise
         finally:
-            self._tx.close()
+            # With its connection closed inside, a cursor cannot be: the block must end all the same.
+            with suppress(Exception):
+                self._tx.close()
             self._block.__exit__(*exc_info)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db import Error
 from django.test.utils import CaptureQueriesContext
 
 from relay_queue import store
@@ -143,6 +144,19 @@ def test_with_autocommit_off_the_callers_commit_decides() -> None:
         connection().rollback()
         connection().set_autocommit(True)
     assert set(rows(Job).values_list("id", flat=True)) == {kept, also_kept}
+    assert_counters_exact()
+
+
+def test_connection_that_is_closed_inside_a_transaction_is_fit_for_the_next_one() -> None:
+    def close() -> None:
+        with store.transaction() as tx:
+            store.enqueue(tx, job())
+            connection().close()
+
+    with pytest.raises(Error):
+        close()
+    assert not rows(Job).exists()
+    enqueue()
     assert_counters_exact()
 
 
