@@ -287,9 +287,14 @@ def _failed_result(call: Call, told: Settlement) -> AnyResult:
 
 
 def _log_failure(call: Call, told: Settlement) -> None:
+    job_id, over = call.claim.job_id, call.context.cancel_reason
     # The framework's own receiver logs the final ones.
-    if told.verb != "snooze" and not _is_final(call, told):
-        warn("job %s will be tried again: %s", call.claim.job_id, told.message)
+    if told.verb == "snooze" or _is_final(call, told):
+        return
+    if over:
+        warn("job %s stopped after its lease had ended (%s): %s", job_id, over, told.message)
+    else:
+        warn("job %s will be tried again: %s", job_id, told.message)
 
 
 def _is_final(call: Call, told: Settlement) -> bool:

@@ -355,6 +355,23 @@ def test_receivers_find_the_exception_that_is_being_handled(
     assert "ValueError: no" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("", "will be tried again: ValueError: no"),
+        ("cancelled", "stopped after its lease had ended (cancelled): ValueError: no"),
+    ],
+)
+def test_the_log_says_whether_a_failure_will_be_tried_again(
+    caplog: pytest.LogCaptureFixture, reason: str, said: str
+) -> None:
+    claim = claim_of(tasks.fail)
+    context = JobContext.of(claim)
+    context.cancel_reason = reason
+    execute(claim, context)
+    assert any(line.startswith(f"job {claim.job_id} {said}") for line in caplog.messages)
+
+
 # --- Coroutines ----------------------------------------------------------------------------
 
 
