@@ -46,6 +46,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         )
     if destination.exists():
         raise CommandError(f"{destination} exists. Name a file that does not; none is overwritten.")
+    if not destination.parent.is_dir():
+        raise CommandError(f"{destination.parent} is no directory. Make it, or name another.")
     try:
         jobs = _back_up(alias, source, destination)
     except (OSError, sqlite3.Error) as error:

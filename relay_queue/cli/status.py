@@ -33,6 +33,9 @@ HEADINGS = {
     State.CANCELLED: "cancel",
 }
 
+SHORTEST_PAUSE_SECONDS = 0.1
+"""Between two looks of ``--watch``: with none it would only be busy."""
+
 
 _ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
 
@@ -43,16 +46,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         metavar="SECONDS",
-        type=durations.parse,
+        type=_pause,
         help="Show it again every so often, until Ctrl-C.",
     )
+
+
+def _pause(text: str) -> float:
+    seconds = durations.parse(text)
+    if seconds < SHORTEST_PAUSE_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is too often. Write {SHORTEST_PAUSE_SECONDS:g} or more."
+        )
+    return seconds
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Show the status once, or again and again."""
     _show(report.status(), out)
     while options.watch is not None:
-        time.sleep(max(options.watch, 0.1))
+        time.sleep(options.watch)
         out.line()
         _show(report.status(), out)
     return 0

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management.base import CommandError
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -108,6 +109,11 @@ def test_watch_shows_it_again_until_ctrl_c(
     assert naps == [5.0, 5.0, 5.0]
     assert answer.text.count("Relay at ") == 3
     assert answer.code == 130
+
+
+def test_watch_that_would_never_rest_is_refused(relay: Relay) -> None:
+    with pytest.raises(CommandError, match=r"'0' is too often\. Write 0\.1"):
+        relay("status", "--watch", "0")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any, TextIO, cast
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from relay_queue import __version__
 from relay_queue.cli import base
 
 
@@ -18,6 +19,10 @@ class Command(BaseCommand):
     requires_system_checks = []
     # Django sets it when the command line is its own.
     _called_from_command_line: bool
+
+    def get_version(self) -> str:
+        """Return Relay's version, not Django's, for ``--version``."""
+        return __version__
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the verb; what follows it belongs to the verb's own parser."""
