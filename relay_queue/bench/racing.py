@@ -41,5 +41,5 @@ def race(
 
 
 def wait_for_start(begin: float) -> None:
-    """Sleep until all begin: the first to be ready would look faster."""
-    time.sleep(max(0.0, begin - time.monotonic()))
+    """Sleep until all begin."""
+    time.sleep(max(0.0, begin - time.monotonic()))  # the first to be ready would look faster

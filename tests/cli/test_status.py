@@ -5,11 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import load_command_class
 from django.core.management.base import CommandError
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from relay_queue import clock
+from relay_queue import __version__, clock
 from relay_queue.cli import status
 from relay_queue.store import report
 from tests.store import actions
@@ -109,6 +110,10 @@ def test_watch_shows_it_again_until_ctrl_c(
     assert naps == [5.0, 5.0, 5.0]
     assert answer.text.count("Relay at ") == 3
     assert answer.code == 130
+
+
+def test_the_version_is_that_of_relay_and_not_of_django() -> None:
+    assert load_command_class("relay_queue", "relay").get_version() == __version__
 
 
 def test_watch_that_would_never_rest_is_refused(relay: Relay) -> None:
