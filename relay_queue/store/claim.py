@@ -99,6 +99,7 @@ CLAIMABLE = """
 """Find the queues that have something to give, and how many leases each still allows."""
 
 GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
+
 LEASE_SECONDS = 11
 """The place of ``lease_seconds`` in a pick."""
 

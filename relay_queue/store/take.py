@@ -114,27 +114,11 @@ def _condemn(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _claim(tx: Transaction, row: tuple[Any, ...], since: datetime) -> Claim:
-    (lease_id, token, job_id, queue, backend, task, payload, _, key, priority) = row[:10]
-    (attempt, left, seconds, timeout_seconds, created, available, _) = row[10:]
+    seconds, timeout_seconds, created, available = row[12:16]
     created_at = tx.dialect.from_db(created)
     ready_at = created_at if available == created else tx.dialect.from_db(available)
-    return Claim(
-        lease_id,
-        token,
-        job_id,
-        queue,
-        backend,
-        task,
-        payload,
-        key,
-        priority,
-        attempt,
-        left,
-        False,
-        seconds,
-        timeout_seconds,
-        created_at,
-        since,
-        since + timedelta(seconds=seconds),
-        max(0.0, (since - ready_at).total_seconds()),
-    )
+    waited = max(0.0, (since - ready_at).total_seconds())
+    expires_at = since + timedelta(seconds=seconds)
+    times: list[Any] = [seconds, timeout_seconds, created_at, since, expires_at, waited]
+    # The columns are in the order of a claim, but for the checksum among them; none is a suspect.
+    return Claim(*[*row[:7], *row[8:12], False, *times])
