@@ -6,10 +6,11 @@ Only this module calls ``flock``. It keeps no account of who asked: that is ``ga
 from __future__ import annotations
 
 import os
-import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+
+from relay_queue.db.beside import Folder
 
 try:
     import fcntl
@@ -20,7 +21,9 @@ SUPPORTED = fcntl is not None
 """Whether this system has ``flock`` at all."""
 
 RECORD_BYTES = 96
-DEFAULT_MODE = 0o644
+SIZES = (0, RECORD_BYTES)
+LOCKS = "/proc/locks"
+"""Where the system lists who holds which lock."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +57,29 @@ class GateFile:
         self.path = f"{database}-gate"
         self._gate = -1
         self._next = -1
-        self._note = -1
         self._pid = 0
 
     def open(self) -> None:
-        """Open the files, creating them with the database's mode. Raises ``OSError``."""
+        """Open the files, or make them for those who may write the database.
+
+        Raises ``OSError``, also if something else is in their place. See `Folder.file`.
+        """
         if self._gate >= 0:
             return
-        self._next = _open_like(self.database, f"{self.path}-next")
-        try:
-            self._gate = _open_like(self.database, self.path)
-        except OSError:
-            self.close()
-            raise
-        # A user who may lock but not write still takes part; only the holder's name is lost.
-        with suppress(OSError):
-            self._note = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        name = os.path.basename(self.path)
+        with Folder.of(self.database) as folder:
+            self._next = folder.file(f"{name}-next", SIZES)
+            try:
+                self._gate = folder.file(name, SIZES)
+            except OSError:
+                self.close()
+                raise
         self._pid = os.getpid()
 
     def close(self) -> None:
         """Close the descriptors. After a fork this leaves the parent's locks in place."""
-        descriptors = (self._gate, self._next, self._note)
-        self._gate = self._next = self._note = -1
+        descriptors = (self._gate, self._next)
+        self._gate = self._next = -1
         for descriptor in descriptors:
             if descriptor >= 0:
                 with suppress(OSError):
@@ -110,28 +114,32 @@ class GateFile:
 
     def write_holder(self, thread: str, since: float) -> None:
         """Note who holds the gate, for the error messages of those who wait."""
-        if self._note < 0:
-            return
         text = f"{self._pid} {since:.6f} {thread}".encode(errors="replace")
         # One write of a fixed size: a reader never sees the tail of a longer, older note.
         with suppress(OSError):
-            os.pwrite(self._note, text[: RECORD_BYTES - 1].ljust(RECORD_BYTES - 1) + b"\n", 0)
+            os.pwrite(self._gate, text[: RECORD_BYTES - 1].ljust(RECORD_BYTES - 1) + b"\n", 0)
 
     def read_holder(self) -> Holder | None:
-        """Return who holds the gate, in whatever process, or None if nobody does."""
+        """Return who holds the gate, in whatever process; None if nobody, or if that is not sure.
+
+        The note outlives its writer, and a holder may have left none. So it is believed only if
+        the system says that this process has the lock: an operator may act on the name.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            probe = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            probe = os.open(self.path, flags)
         except OSError:
             return None
         try:
-            # The note outlives its writer; only a lock that cannot be had proves a holder.
             if _try_flock(probe, exclusive=False):
                 return None
-            return _parse_note(os.pread(probe, RECORD_BYTES, 0))
+            noted = _parse_note(os.pread(probe, RECORD_BYTES, 0))
+            owners = _lock_owners(os.fstat(probe).st_ino)
         except OSError:
             return None
         finally:
             os.close(probe)
+        return noted if noted is not None and noted.pid in owners else None
 
 
 def _try_flock(descriptor: int, *, exclusive: bool = True) -> bool:
@@ -144,24 +152,20 @@ def _try_flock(descriptor: int, *, exclusive: bool = True) -> bool:
     return True
 
 
-def _open_like(database: str, path: str) -> int:
-    """Open ``path`` for reading; create it with the mode and owner of the database file."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        pass
-    try:
-        # ``stat`` only: opening and closing the database would drop SQLite's own locks on it.
-        model = os.stat(database)
-    except FileNotFoundError:
-        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, DEFAULT_MODE)
-    mode = stat.S_IMODE(model.st_mode)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, mode)
-    # Whoever may write the database must be able to lock, whatever the umask of the creator.
-    with suppress(OSError):
-        os.fchmod(descriptor, mode)
-        os.fchown(descriptor, model.st_uid, model.st_gid)
-    return descriptor
+def _lock_owners(inode: int) -> set[int]:
+    """Return the processes that hold an exclusive ``flock`` on a file with this inode.
+
+    Those of another container are not listed, and their numbers would name somebody else here.
+    Raises ``OSError`` where the system has no such list.
+    """
+    with open(LOCKS, encoding="ascii", errors="replace") as lines:
+        # Such as ``1: FLOCK  ADVISORY  WRITE 4711 fe:00:2146689 0 EOF``; a waiter has ``->``.
+        fields = [line.split() for line in lines]
+    return {
+        int(field[4])
+        for field in fields
+        if field[1] == "FLOCK" and field[3] == "WRITE" and field[5].endswith(f":{inode}")
+    }
 
 
 def _parse_note(raw: bytes) -> Holder | None:

@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 
-from relay_queue.wakeup.files import directory_beside, share_like_database
+from relay_queue.db.beside import OPEN_FILES, Folder
 
 logger = logging.getLogger(__name__)
 
 BELLS_SUFFIX = "-bells"
 # The smallest limit of the supported systems (macOS); Linux takes 107 bytes.
 SOCKET_PATH_BYTES = 103
-OPEN_FILES = "/proc/self/fd"
 RING = b"!"
 # More than any system queues for one socket. It bounds `clear` while rings keep coming.
 MOST_RINGS_PER_CLEAR = 1_000
@@ -43,30 +42,34 @@ class Doorbell:
         """
         if not hasattr(socket, "AF_UNIX"):
             raise OSError("this system has no Unix sockets, so no worker can hang a doorbell")
-        directory = directory_beside(database_path, BELLS_SUFFIX)
+        directory = os.path.realpath(database_path) + BELLS_SUFFIX
         self.path = os.path.join(directory, name)
-        self._inode: int | None = None
+        self._identity: tuple[int, int] | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._socket.setblocking(False)
-            self._hang(database_path, directory, name)
+            with (
+                Folder.of(database_path) as beside,
+                beside.folder(os.path.basename(directory)) as folder,
+            ):
+                self._hang(folder, name)
         except BaseException:
             self._socket.close()
             raise
         _bells.add(self)
 
-    def _hang(self, database_path: str, directory: str, name: str) -> None:
+    def _hang(self, folder: Folder, name: str) -> None:
         # A socket file exists a moment before it answers and before its rights are set. Under
         # its own name it could be taken for a dead one in that moment and be removed.
-        hidden = os.path.join(directory, f".{name}")
-        with _short_path(directory, f".{name}") as place:
-            self._socket.bind(f"{place}/.{name}")
+        hidden = f".{name}"
+        with _address(folder, hidden, exactly=True) as place:
+            self._socket.bind(f"{place}/{hidden}")
         try:
-            share_like_database(database_path, hidden)
-            self._inode = os.lstat(hidden).st_ino
-            os.rename(hidden, self.path)
+            folder.share_socket(hidden)
+            self._identity = folder.identity(hidden)
+            os.rename(hidden, name, src_dir_fd=folder.number, dst_dir_fd=folder.number)
         except BaseException:
-            os.unlink(hidden)
+            folder.remove(hidden)
             raise
 
     def fileno(self) -> int:
@@ -84,11 +87,12 @@ class Doorbell:
 
     def close(self) -> None:
         """Take the bell down. Only its own socket file is removed. May be called twice."""
-        inode, self._inode = self._inode, None
-        if inode is not None:
-            with suppress(OSError):
-                if os.lstat(self.path).st_ino == inode:
-                    os.unlink(self.path)
+        identity, self._identity = self._identity, None
+        if identity is not None:
+            directory, name = os.path.split(self.path)
+            with suppress(OSError), Folder.seen(directory) as folder:
+                if folder.identity(name) == identity:
+                    folder.remove(name)
         self._socket.close()
 
     def _leave_to_parent(self) -> None:
@@ -96,7 +100,7 @@ class Doorbell:
 
         Kept open, it would take the rings of a parent that has long been dead.
         """
-        self._inode = None
+        self._identity = None
         self._socket.close()
 
 
@@ -119,33 +123,41 @@ def _ring_all(database_path: str) -> int:
     # elsewhere now, or another working directory, shows up as another inode.
     database = os.stat(database_path)
     directory = _bells_directory(database_path, database.st_dev, database.st_ino)
-    names = [name for name in os.listdir(directory) if not name.startswith(".")]
-    if not names:
-        return 0
-    with (
-        _short_path(directory, max(names, key=len)) as place,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
-    ):
-        sender.setblocking(False)
-        return sum(_ring_one(sender, f"{place}/{name}") for name in names)
+    with Folder.at(directory, database) as folder:
+        names = _bells_in(folder)
+        if not names:
+            return 0
+        with (
+            _address(folder, max(names, key=len)) as place,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            return sum(_ring_one(sender, folder, place, name) for name in names)
 
 
-def _ring_one(sender: socket.socket, path: str) -> bool:
+def _bells_in(folder: Folder) -> list[str]:
+    with os.scandir(folder.number) as entries:
+        # A link would send the ring to whatever socket it leads to.
+        return [e.name for e in entries if not (e.name.startswith(".") or e.is_symlink())]
+
+
+def _ring_one(sender: socket.socket, folder: Folder, place: str, name: str) -> bool:
     try:
-        sender.sendto(RING, path)
+        sender.sendto(RING, f"{place}/{name}")
     except ConnectionRefusedError:
-        _remove_dead(path)
+        _remove_dead(folder, name)
         return False
     except OSError:
         return False
     return True
 
 
-def _remove_dead(path: str) -> None:
+def _remove_dead(folder: Folder, name: str) -> None:
     """Remove a socket file that refused a ring: its process is gone, and names are random."""
     with suppress(OSError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
+        found = os.stat(name, dir_fd=folder.number, follow_symlinks=False)
+        if stat.S_ISSOCK(found.st_mode):
+            folder.remove(name)
 
 
 @lru_cache(maxsize=32)
@@ -154,21 +166,22 @@ def _bells_directory(database_path: str, _device: int, _inode: int) -> str:
 
 
 @contextmanager
-def _short_path(directory: str, name: str) -> Iterator[str]:
-    """Yield a path to `directory` through which a socket called `name` can be addressed."""
-    if len(os.fsencode(f"{directory}/{name}")) <= SOCKET_PATH_BYTES:
-        yield directory
-    elif os.path.isdir(OPEN_FILES):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield f"{OPEN_FILES}/{descriptor}"
-        finally:
-            os.close(descriptor)
+def _address(folder: Folder, name: str, *, exactly: bool = False) -> Iterator[str]:
+    """Yield a path to the open folder through which a socket called `name` can be addressed.
+
+    `exactly`: through its descriptor if the system can, so that no link put in its place leads
+    elsewhere. That takes longer, and a ring that goes astray does no harm.
+    """
+    short = len(os.fsencode(f"{folder.path}/{name}")) <= SOCKET_PATH_BYTES
+    if (exactly or not short) and os.path.isdir(OPEN_FILES):
+        yield f"{OPEN_FILES}/{folder.number}"
+    elif short:
+        yield folder.path
     else:
         # A private link of this process, so nobody else can prepare or redirect it.
         with tempfile.TemporaryDirectory(prefix="relay-") as alias:
             link = os.path.join(alias, "b")
-            os.symlink(directory, link)
+            os.symlink(folder.path, link)
             yield link
 
 

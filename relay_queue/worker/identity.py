@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -17,6 +18,9 @@ from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions
 
 logger = logging.getLogger("relay_queue.worker")
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says when a disk, or a share of it, is full."""
 
 
 @dataclass(slots=True)
@@ -69,7 +73,7 @@ class Identity:
 def register(options: WorkerOptions) -> Identity:
     """Lock first, then write the row: no row may name a lock that a living worker does not hold.
 
-    Raises ``OSError`` if the files beside the database cannot be made, or the database's error.
+    Raises ``OSError`` if there is no room for the files beside the database, or its error.
     """
     using = conf.get().database
     incarnation = secrets.token_hex(16)
@@ -77,7 +81,7 @@ def register(options: WorkerOptions) -> Identity:
     session = wakeup.open_session(using, lock_key(incarnation))
     lock = None
     try:
-        lock = None if path is None else LivenessLock.hold(path, incarnation)
+        lock = None if path is None else _hold_lock(path, incarnation)
         with store.transaction() as tx:
             worker_id = store.register_worker(tx, _describe(options, incarnation, lock, session))
         bell = session if path is None else _hang_bell(path, incarnation)
@@ -87,6 +91,22 @@ def register(options: WorkerOptions) -> Identity:
                 held.release()
         raise
     return Identity(worker_id, incarnation, lock, session, bell)
+
+
+def _hold_lock(path: str, incarnation: str) -> LivenessLock | None:
+    """Lock a file, or live without a proof of death: leases then end only when they expire."""
+    try:
+        return LivenessLock.hold(path, incarnation)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        logger.warning(
+            "No worker file beside %s (%s): if this process dies, nobody knows before its leases "
+            "expire.",
+            path,
+            error,
+        )
+        return None
 
 
 def _hang_bell(path: str, incarnation: str) -> wakeup.Bell | None:

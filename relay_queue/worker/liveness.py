@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from relay_queue.wakeup.files import directory_beside, share_like_database
+from relay_queue.db.beside import Folder
 
 try:
     import fcntl
@@ -65,10 +65,10 @@ class _Descriptor:
     since `os.open` closes on exec.
     """
 
-    def __init__(self, path: str, flags: int) -> None:
+    def __init__(self, folder: Folder, name: str, flags: int) -> None:
         # A fork between opening and remembering would leave the child a copy nobody closes.
         with _fork_guard:
-            self.number = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+            self.number = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder.number)
             _descriptors.add(self)
 
     def lock(self) -> bool:
@@ -113,16 +113,20 @@ class LivenessLock:
         """
         if fcntl is None:
             return cls(_lock_path(database_path, incarnation), None)
-        path = os.path.join(directory_beside(database_path, WORKERS_SUFFIX), incarnation)
-        descriptor = _Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            if not descriptor.lock():
-                raise BlockingIOError(f"the new worker file {path!r} is locked by another process")
-            share_like_database(database_path, path)
-        except BaseException:
-            os.unlink(path)
-            descriptor.close()
-            raise
+        path = _lock_path(database_path, incarnation)
+        name = os.path.basename(os.path.dirname(path))
+        with Folder.of(database_path) as beside, beside.folder(name) as folder:
+            descriptor = _Descriptor(folder, incarnation, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                if not descriptor.lock():
+                    raise BlockingIOError(
+                        f"the new worker file {path!r} is locked by another process"
+                    )
+                folder.share(descriptor.number)
+            except BaseException:
+                folder.remove(incarnation)
+                descriptor.close()
+                raise
         return cls(path, descriptor)
 
     def release(self) -> None:
@@ -133,8 +137,8 @@ class LivenessLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None or descriptor.number < 0:
             return
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
+        with suppress(OSError):  # what cannot be removed is found dead later, and removed then
+            _remove(self.path, descriptor)
         descriptor.close()
 
 
@@ -162,9 +166,7 @@ class Probe:
                 f"cannot remove {self.path!r}: the probe is closed or its verdict is "
                 f"{self.verdict.value!r}; only an open probe of a dead worker may"
             )
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.lstat(self.path), self._descriptor.status()):
-                os.unlink(self.path)
+        _remove(self.path, self._descriptor)
 
     def close(self) -> None:
         """Let the lock go and leave the file. May be called twice."""
@@ -192,8 +194,9 @@ def probe(database_path: str, incarnation: str, identity: LockIdentity) -> Probe
     if fcntl is None or identity == NO_LOCK:
         return Probe(path, Liveness.UNKNOWN)
     try:
-        # Non-blocking, so that a pipe put in the file's place cannot hang the prober.
-        descriptor = _Descriptor(path, os.O_RDONLY | os.O_NONBLOCK)
+        with Folder.at(os.path.dirname(path), _model(database_path)) as folder:
+            # Non-blocking, so that a pipe put in the file's place cannot hang the prober.
+            descriptor = _Descriptor(folder, incarnation, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return Probe(path, Liveness.UNKNOWN)
     verdict = Liveness.UNKNOWN
@@ -237,6 +240,22 @@ def boot_id() -> str:
 
 def _lock_path(database_path: str, incarnation: str) -> str:
     return os.path.join(os.path.realpath(database_path) + WORKERS_SUFFIX, incarnation)
+
+
+def _model(database_path: str) -> os.stat_result | None:
+    try:
+        return os.stat(database_path)
+    except FileNotFoundError:
+        return None
+
+
+def _remove(path: str, descriptor: _Descriptor) -> None:
+    """Remove the file, if it is still the one that is open. Raises `OSError`."""
+    directory, name = os.path.split(path)
+    status = descriptor.status()
+    with suppress(FileNotFoundError), Folder.seen(directory) as folder:
+        if folder.identity(name) == (status.st_dev, status.st_ino):
+            folder.remove(name)
 
 
 def _verdict(descriptor: _Descriptor, identity: LockIdentity) -> Liveness:

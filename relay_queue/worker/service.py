@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import signal
 from typing import Any
@@ -14,16 +13,13 @@ from django.db.backends.signals import connection_created
 from relay_queue import conf
 from relay_queue.db.inherited import keep_from_children
 from relay_queue.store.dialects import dialect_for
-from relay_queue.worker.identity import Identity, register
+from relay_queue.worker.identity import NO_ROOM, Identity, register
 from relay_queue.worker.loop import Loop
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.tick import SLICE_SECONDS
 from relay_queue.worker.waiting import Waiting
 
 logger = logging.getLogger("relay_queue.worker")
-
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says when a disk, or a share of it, is full."""
 
 
 def run(options: WorkerOptions, control: int) -> int:

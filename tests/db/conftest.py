@@ -23,7 +23,7 @@ import fcntl, os, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
 fcntl.flock(descriptor, fcntl.LOCK_EX)
 if len(sys.argv) > 2:
-    os.pwrite(descriptor, sys.argv[2].encode().ljust(95) + b"\\n", 0)
+    os.pwrite(descriptor, sys.argv[2].replace("PID", str(os.getpid())).encode().ljust(95) + b"\\n", 0)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -43,7 +43,10 @@ def is_locked(gate_path: str | Path) -> bool:
 
 @contextmanager
 def held_elsewhere(gate_path: str | Path, note: str = "") -> Iterator[subprocess.Popen[str]]:
-    """Let another process hold the gate; it lets go when its input ends or it is killed."""
+    """Let another process hold the gate; it lets go when its input ends or it is killed.
+
+    ``PID`` in its ``note`` becomes its process id.
+    """
     command = [sys.executable, "-c", HOLD, str(gate_path), *([note] if note else [])]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -595,12 +595,12 @@ def test_a_wait_ends_as_a_locked_database_and_names_the_holder(
         "script": lambda: cursor.executescript("INSERT INTO t VALUES (1)"),
     }
     error: Any = sqlite3.OperationalError if how == "script" else OperationalError
-    with held_elsewhere(gate_path, "4711 0.0 nightly import"):
+    with held_elsewhere(gate_path, "PID 0.0 nightly import") as other:
         with pytest.raises(error) as raised:
             ways[how]()
         assert execute(impatient, "SELECT * FROM t") == []
     assert str(raised.value).startswith("database is locked")
-    assert "process 4711 (thread nightly import)" in str(raised.value)
+    assert f"process {other.pid} (thread nightly import)" in str(raised.value)
     original = raised.value if how == "script" else raised.value.__cause__
     assert original.sqlite_errorcode == sqlite3.SQLITE_BUSY
     execute(impatient, "INSERT INTO t VALUES (1)")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from relay_queue.db import gate as gate_module
+from relay_queue.db import gatefile
 from relay_queue.db.gate import Gate, GateTimeout, Permit, gate_for
 from tests.conftest import wait_until
 from tests.db.conftest import held_elsewhere, is_locked
@@ -174,21 +175,36 @@ def test_a_wait_ends_in_time_and_names_a_holder_of_another_process(
     gate: Gate, gate_path: Path
 ) -> None:
     since = time.time() - 34
-    note = f"4711 {since:.6f} import job 3"
-    with held_elsewhere(gate_path, note):
+    note = f"PID {since:.6f} import job 3"
+    with held_elsewhere(gate_path, note) as other:
         with pytest.raises(GateTimeout) as raised:
             gate.acquire(0.05)
         holder = gate.holder()
         assert raised.value.holder == holder
         assert holder is not None
-        assert (holder.pid, holder.thread) == (4711, "import job 3")
+        assert (holder.pid, holder.thread) == (other.pid, "import job 3")
         assert raised.value.path == str(gate_path)
         assert raised.value.waited_seconds >= 0.05
-        told = re.search(r"process 4711 \(thread import job 3\), for ([\d.]+) s", str(raised.value))
+        pattern = rf"process {other.pid} \(thread import job 3\), for ([\d.]+) s"
+        told = re.search(pattern, str(raised.value))
         assert told, raised.value
         assert 33.9 < float(told[1]) < time.time() - since + 0.1
     # The request that was given up is served once more, and lets go at once.
     wait_until(lambda: gate.holder() is None)
+
+
+def test_a_note_of_somebody_who_does_not_hold_the_gate_names_nobody(
+    gate: Gate, gate_path: Path, monkeypatch
+) -> None:
+    """It stays from an earlier holder, or was forged: a name in an error may cost it its life."""
+    with held_elsewhere(gate_path, f"{os.getpid()} {time.time():.6f} MainThread"):
+        assert gate.holder() is None
+        with pytest.raises(GateTimeout, match="left no name"):
+            gate.acquire(0)
+    with held_elsewhere(gate_path, f"PID {time.time():.6f} other"):
+        assert gate.holder() is not None
+        monkeypatch.setattr(gatefile, "LOCKS", "/nowhere/locks")
+        assert gate.holder() is None
 
 
 def test_a_wait_names_a_holder_of_this_process(gate: Gate) -> None:
@@ -439,7 +455,7 @@ def test_the_files_have_the_mode_of_the_database_whatever_the_umask(
 
 def test_the_descriptors_close_on_exec_and_the_files_stay(gate: Gate, gate_path: Path) -> None:
     gate.acquire(1).release()
-    for descriptor in (gate._file._gate, gate._file._next, gate._file._note):
+    for descriptor in (gate._file._gate, gate._file._next):
         assert not os.get_inheritable(descriptor)
     gate._file.close()
     assert gate_path.exists()

@@ -256,9 +256,9 @@ def test_a_bell_answers_from_the_moment_its_name_is_seen(
     rung: list[int] = []
     rename = os.rename
 
-    def ring_around(source: str, target: str) -> None:
+    def ring_around(source: str, target: str, **where: int) -> None:
         rung.append(ring(str(database)))
-        rename(source, target)
+        rename(source, target, **where)
         rung.append(ring(str(database)))
 
     monkeypatch.setattr(os, "rename", ring_around)
@@ -281,7 +281,7 @@ def test_closing_removes_the_own_socket_file_only(database: Path, bell: Doorbell
 def test_a_bell_that_cannot_be_hung_leaves_nothing_behind(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError("not here")
 
     monkeypatch.setattr(os, "rename", refuse)
