@@ -7,6 +7,8 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
@@ -27,8 +29,17 @@ class RelayConfig(AppConfig):
         # imported; a project that has imported no task yet would go unchecked.
         import_module("relay_queue.compat")
         checks.register()
+        connection_created.connect(remember_file, dispatch_uid="relay_queue.apps")
         post_migrate.connect(tune_storage, sender=self)
         post_migrate.connect(create_configured_queues, sender=self)
+
+
+def remember_file(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    """Note which file a connection of Django's own SQLite engine has opened; ours does so itself."""
+    from relay_queue.db import replaced
+
+    if hasattr(connection, "is_in_memory_db"):
+        replaced.remember(connection)
 
 
 def tune_storage(using: str, **kwargs: Any) -> None:

@@ -331,8 +331,8 @@ def test_choices_of_an_option_are_the_documented_ones() -> None:
 
 def test_every_exit_code_is_documented() -> None:
     codes = {int(code(row[0])[0]) for row in rows(page("commands.md"), "Code", "Meaning")}
-    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, watch.EXIT_STUCK}
-    assert codes == own | {watch.EXIT_HOGGED, 0, 1, 2}
+    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, loop.EXIT_REPLACED}
+    assert codes == own | {watch.EXIT_STUCK, watch.EXIT_HOGGED, 0, 1, 2}
 
 
 def test_every_figure_of_bench_is_documented() -> None:

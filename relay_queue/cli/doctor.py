@@ -25,8 +25,9 @@ from relay_queue.checks import TAG
 from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style, short
+from relay_queue.db import replaced
 from relay_queue.db.gate import gate_of
-from relay_queue.models import Worker
+from relay_queue.models import Job, Worker
 from relay_queue.store import report
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.sessions import lock_key
@@ -208,6 +209,27 @@ def _log() -> Iterator[Finding]:
     yield Finding("log", "warn" if large else "ok", _megabytes(size), hint if large else "")
 
 
+def _file() -> Iterator[Finding]:
+    """See that the file can be read, and that nobody has put another in its place under load."""
+    connection = connections[conf.get().database]
+    path = database_path(connection.alias)
+    if path is None:
+        return
+    dialect_for(connection).check_file(connection)
+    newest = Job.objects.using(connection.alias).order_by("-id").values_list("id", flat=True)
+    newest.first()  # raises what `_attempt` shows if the page cannot be read
+    logs = replaced.logs_put_aside(path)
+    if not logs:
+        yield Finding("file", "ok", f"{path}, readable")
+        return
+    hint = (
+        "What was committed last to the file that was there is only in its log. Run relay verify, "
+        "then delete that log, or keep it with the old file. Stop everything before you restore."
+    )
+    text = f"{path} was replaced while it was in use; put aside: {', '.join(logs)}"
+    yield Finding("file", "warn", text, hint)
+
+
 def _gate() -> Iterator[Finding]:
     gate = gate_of(connections[conf.get().database])
     if gate is None:
@@ -314,6 +336,7 @@ def _megabytes(n: int) -> str:
 
 _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _engine,
+    _file,
     _server,
     _pragmas,
     _log,

@@ -18,10 +18,10 @@ from collections import deque
 from math import inf
 from time import monotonic
 from typing import Any, cast
-from urllib.parse import unquote
 
 from relay_queue.db.gatefile import SUPPORTED, GateFile, Holder
 from relay_queue.db.permit import GateTimeout, Hold, Permit, Waiter
+from relay_queue.db.replaced import file_of, has_foreign_log, put_log_aside
 
 __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
 
@@ -119,6 +119,19 @@ class Gate:
         if hold is None:
             return None
         return hold.thread.ident or 0, monotonic() - hold.since
+
+    def note_log(self, file_inode: int) -> bool:
+        """Note whose log is beside the database, for the holder; whether there is one to note."""
+        return self._file.write_log_owner(file_inode) if self.enabled else True
+
+    def has_foreign_log(self) -> bool:
+        """Whether the log beside the database is that of another file, which was replaced."""
+        return SUPPORTED and has_foreign_log(self._file.database, self._file.read_log_owner())
+
+    def part_from_foreign_log(self) -> None:
+        """Put such a log aside, for the holder. Raises ``OSError``."""
+        if self.has_foreign_log():
+            put_log_aside(self._file.database)
 
     # Everything below runs under ``self._mutex``, unless it says otherwise.
 
@@ -374,21 +387,9 @@ def gate_of(connection: Any) -> Gate | None:
     known = connection.__dict__.get("_relay_gate")
     if known is not None and known[0] is name:
         return cast(Gate, known[1])
-    path = _file_of(str(name or ""))
+    path = file_of(str(name or ""))
     gate = None if path is None else gate_for(path)
     if gate is not None and os.path.isabs(str(path)):
         # Asked for at every write. A relative name means something else after chdir().
         connection._relay_gate = (name, gate)
     return gate
-
-
-def _file_of(name: str) -> str | None:
-    """Return the file that SQLite would open for ``name``, or None for a database in memory."""
-    if name.startswith("file:"):
-        path, _, query = name.removeprefix("file:").partition("#")[0].partition("?")
-        if path.startswith("//"):
-            path = "/" + path[2:].partition("/")[2]
-        if "mode=memory" in query or "vfs=memdb" in query:
-            return None
-        name = unquote(path)
-    return None if name in ("", ":memory:") else name

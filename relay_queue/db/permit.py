@@ -59,6 +59,11 @@ class Permit:
         self._gate = gate
         self._hold: Hold | None = None
 
+    @property
+    def gate(self) -> Gate:
+        """The gate that this is a permit of."""
+        return self._gate
+
     def release(self) -> None:
         """Give the permit back; the gate opens with the last one. May be repeated, any thread."""
         if self._hold is not None:

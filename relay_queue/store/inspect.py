@@ -101,7 +101,12 @@ def now() -> datetime:
 
 
 def look() -> Look:
-    """Read all queues, which have ready jobs, and when the next job is due and lease runs out."""
+    """Read all queues, which have ready jobs, and when the next job is due and lease runs out.
+
+    Raises the database's error, also if another file is at its path meanwhile.
+    """
+    connection = connections[conf.get().database]
+    dialect_for(connection).check_file(connection)
     names = _fetch(QUEUE_NAMES)
     next_due_at, next_expiry_at, now = next_times()
     return Look(

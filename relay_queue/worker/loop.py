@@ -39,6 +39,9 @@ logger = logging.getLogger("relay_queue.worker")
 EXIT_UNKNOWN = 70
 """Exit code after an error that leaves the outcome of a commit unknown."""
 
+EXIT_REPLACED = 73
+"""Exit code when another file is at the path of the database: a new process opens that one."""
+
 FRUITLESS_REST_SECONDS = 1.0
 """Pause after a claim for some backends only that found nothing."""
 
@@ -260,6 +263,9 @@ class Loop:
             logger.warning("Something cannot be stored or read: %r. One by one, then.", error)
             self.careful = True
             self.database.read_anything()
+        elif trouble == "replaced":
+            logger.critical("%s. The worker ends.", error)
+            self.exit_code = EXIT_REPLACED
         elif trouble != "busy":
             logger.critical("Nobody knows what was committed: %r. Exiting.", error, exc_info=error)
             self.exit_code = EXIT_UNKNOWN

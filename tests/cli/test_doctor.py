@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +113,27 @@ def test_examination_that_cannot_be_done_is_a_finding() -> None:
 
     (found,) = doctor._attempt(_broken)
     assert (found.name, found.level, found.text) == ("broken", "fail", "no such device")
+
+
+def test_logs_of_a_replaced_file_are_a_warning(project: Project) -> None:
+    aside = Path(f"{project.database}-wal-replaced-20261201T000000")
+    aside.touch()
+    answer = project.manage("relay", "doctor", check=False)
+    (line,) = (line for line in answer.stdout.splitlines() if line.split()[:2] == ["warn", "file"])
+    assert aside.name in line
+    aside.unlink()
+    assert "was replaced" not in project.manage("relay", "doctor", check=False).stdout
+
+
+def test_a_page_that_cannot_be_read_is_a_failure(project: Project) -> None:
+    ((root, size),) = project.rows(
+        "SELECT rootpage, page_size FROM sqlite_schema, pragma_page_size"
+        " WHERE name = 'relay_queue_job'"
+    )
+    project.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(project.database, "r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+    answer = project.manage("relay", "doctor", check=False)
+    assert answer.returncode == 1
+    assert [line for line in answer.stdout.splitlines() if line.split()[:2] == ["fail", "file"]]

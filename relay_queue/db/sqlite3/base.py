@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db.backends.sqlite3 import base
 
+from relay_queue.db import replaced
 from relay_queue.db.gate import GateTimeout, Permit, gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
 from relay_queue.db.sqlite3.cursor import GatedCursor
@@ -72,6 +73,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
         """Open the database and see to it that it keeps a write-ahead log."""
+        self._part_from_foreign_log()
         commands = (command.strip() for command in self.init_commands)
         if not all(is_read_only(command) for command in commands if command):
             self.take_permit()
@@ -83,6 +85,27 @@ class DatabaseWrapper(base.DatabaseWrapper):
             # Also the permit of a connection before this one that was thrown away unclosed.
             self.drop_permit()
         return connection
+
+    def connect(self) -> None:
+        """Open the database, and note which file that was."""
+        super().connect()
+        replaced.remember(self)
+
+    def _part_from_foreign_log(self) -> None:
+        """See that a log does not meet this file which belongs to another that was there."""
+        gate = gate_of(self)
+        if gate is None or not gate.has_foreign_log():
+            return
+        self.take_permit()
+        try:
+            gate.part_from_foreign_log()
+        except OSError as error:
+            raise sqlite3.OperationalError(
+                f"the log beside {self.settings_dict['NAME']} belongs to another file and cannot "
+                f"be put aside ({error}); stop all processes and move it away"
+            ) from error
+        finally:
+            self.drop_permit()
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         """Turn the log on. It stays on in the file, so this writes once in its life."""
@@ -127,6 +150,12 @@ class DatabaseWrapper(base.DatabaseWrapper):
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             error.sqlite_errorname = "SQLITE_BUSY"
             raise error from timeout
+        try:
+            replaced.check(self)
+        except BaseException:
+            permit.release()
+            self.close_at = 0.0  # a connection that Django keeps open ends with this request
+            raise
         self.permit = permit
         return permit.waited_seconds
 
@@ -138,6 +167,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
         """Let the gate go, if this connection holds it."""
         permit = self.permit
         if permit is not None:
+            if isinstance(permit, Permit):
+                replaced.note_log(self, permit.gate)
             permit.release()
             self.permit = None
 

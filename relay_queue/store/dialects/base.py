@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-Trouble = Literal["busy", "full", "unknown", "data", "lost"]
+Trouble = Literal["busy", "full", "unknown", "data", "lost", "replaced"]
 """What a database error means to whoever was in a transaction; see `Dialect.diagnose`."""
 
 
@@ -137,8 +137,13 @@ class Dialect(ABC):
         ``data``: nothing happened, for a reason that lies in the values. ``lost``: the connection
         has ended, or the server takes no work; a commit may have happened or not, and whatever was
         told must be told again over a new connection. ``unknown``: the same, and the database is
-        not to be trusted any more.
+        not to be trusted any more. ``replaced``: nothing happened, and another file is at the path of
+        the one that is open.
         """
+
+    @abstractmethod
+    def check_file(self, connection: BaseDatabaseWrapper) -> None:
+        """Raise an error whose trouble is ``replaced`` if that is so; a server has no file."""
 
     @abstractmethod
     def was_sacrificed(self, error: Exception) -> bool:

@@ -201,6 +201,9 @@ class PostgreSQLDialect(Dialect):
             return "lost" if lost else "data"
         return _TROUBLES.get(state) or _TROUBLE_CLASSES.get(state[:2], "data")
 
+    def check_file(self, connection: BaseDatabaseWrapper) -> None:
+        """Nothing to do: the server looks after its own files."""
+
     def was_sacrificed(self, error: Exception) -> bool:
         """Read the SQLSTATE: a deadlock, or a serialization failure."""
         return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED

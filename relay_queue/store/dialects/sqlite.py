@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, OperationalError, transaction
 
 from relay_queue import clock
-from relay_queue.db.gate import GateTimeout, gate_of
+from relay_queue.db import replaced
+from relay_queue.db.gate import Gate, GateTimeout, Permit, gate_of
 from relay_queue.store.dialects.base import Dialect, Trouble
 
 if TYPE_CHECKING:
@@ -124,7 +125,14 @@ class SQLiteDialect(Dialect):
         code = getattr(cause, "sqlite_errorcode", None)
         if code is None:
             return "data" if isinstance(error, DatabaseError) else "unknown"
+        if code == sqlite3.SQLITE_READONLY_DBMOVED:
+            return "replaced"
         return _TROUBLES.get(code & 0xFF, "data")
+
+    def check_file(self, connection: BaseDatabaseWrapper) -> None:
+        """Compare the file at the path with the one that is open."""
+        with connection.wrap_database_errors:
+            replaced.check(connection)
 
     def was_sacrificed(self, error: Exception) -> bool:
         """Say no: with one writer at a time there is nobody to meet."""
@@ -191,9 +199,17 @@ def _gated(
     except GateTimeout as error:
         raise OperationalError(f"database is locked: {error}") from error
     with permit, _immediate(connection):
+        # Within, since the block is what may connect.
+        with connection.wrap_database_errors:
+            replaced.check(connection)
         # Hooks of the commit must not run behind a closed gate: they may take long.
-        transaction.on_commit(permit.release, using=connection.alias)
+        transaction.on_commit(partial(_let_go, connection, gate, permit), using=connection.alias)
         yield permit.waited_seconds
+
+
+def _let_go(connection: BaseDatabaseWrapper, gate: Gate, permit: Permit) -> None:
+    replaced.note_log(connection, gate)
+    permit.release()
 
 
 @contextmanager
