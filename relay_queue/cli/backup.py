@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sqlite3
-import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,8 +37,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Back up to a hidden file beside the destination, check it, and rename it."""
     destination: Path = options.destination.absolute()
     alias = conf.get().database
-    source = database_path(alias)
-    if source is None:
+    if database_path(alias) is None:
         raise CommandError(
             f"the database {alias!r} has no file of its own to copy. For a database server use its "
             "own tool, pg_dump for PostgreSQL."
@@ -49,7 +47,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if not destination.parent.is_dir():
         raise CommandError(f"{destination.parent} is no directory. Make it, or name another.")
     try:
-        jobs = _back_up(alias, source, destination)
+        jobs = _back_up(alias, destination)
     except (OSError, sqlite3.Error) as error:
         raise CommandError(f"the backup failed and left nothing behind: {error}") from error
     size = destination.stat().st_size
@@ -58,15 +56,17 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _back_up(alias: str, source: str, destination: Path) -> int:
-    """Copy, check and name the file; return how many jobs it holds."""
+def _back_up(alias: str, destination: Path) -> int:
+    """Copy, check and name the file; return how many jobs it holds.
+
+    The copy stays its maker's alone, as ``mkstemp`` makes it: it holds everything that the database
+    does, and lies where others may look.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{destination.name}.", dir=destination.parent)
     os.close(handle)
     partial = Path(name)
     try:
         jobs = _copy(alias, partial)
-        # Only stat: opening and closing the database's own file would drop SQLite's locks on it.
-        partial.chmod(stat.S_IMODE(os.stat(source).st_mode))
         _name(partial, destination)
     finally:
         for leftover in (partial, *(Path(f"{name}{suffix}") for suffix in ("-wal", "-shm"))):

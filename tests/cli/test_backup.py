@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from django.core.management import CommandError
 
 from relay_queue.cli import backup
+from relay_queue.wakeup.files import database_path
 from tests.conftest import Project, wait_until
 from tests.store import actions
 
@@ -29,6 +31,23 @@ def test_copy_holds_the_jobs_in_one_file(relay: Relay, tmp_path: Path) -> None:
     assert "3 jobs, integrity checked" in answer.text
     assert os.listdir(tmp_path) == ["copy.sqlite3"]
     assert jobs_in(tmp_path / "copy.sqlite3") == 3
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_copy_is_its_makers_alone_whatever_the_mode_of_the_database(
+    relay: Relay, tmp_path: Path, umask: int
+) -> None:
+    source = Path(database_path("default"))
+    mode = source.stat().st_mode
+    source.chmod(0o666)
+    previous = os.umask(umask)
+    try:
+        relay("backup", tmp_path / "copy.sqlite3")
+    finally:
+        os.umask(previous)
+        source.chmod(mode)
+    assert stat.S_IMODE((tmp_path / "copy.sqlite3").stat().st_mode) == 0o600
 
 
 @pytest.mark.django_db
