@@ -77,12 +77,23 @@ def prepare() -> str:
 
 
 def reset_administrator() -> str:
-    """Give the administrator a new password and return it. Only its hash is kept."""
+    """Give the administrator a new password and return it. Only its hash is kept.
+
+    Somebody else of that name, who is no superuser, is not made one: that ends the program.
+    """
     from django.contrib.auth import get_user_model
 
     password = secrets.token_urlsafe(12)
-    user, _ = get_user_model().objects.get_or_create(username=ADMIN_NAME)
-    user.is_active = user.is_staff = user.is_superuser = True
+    users = get_user_model().objects
+    user = users.filter(username=ADMIN_NAME).first()
+    if user is None:
+        users.create_superuser(ADMIN_NAME, password=password)
+        return password
+    if not (user.is_active and user.is_staff and user.is_superuser):
+        raise SystemExit(
+            f"The user {ADMIN_NAME!r} exists and is no superuser. Nobody is made one here: rename "
+            "that user, or name another directory in RELAY_VAR."
+        )
     user.set_password(password)
     user.save()
     return password

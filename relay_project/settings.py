@@ -4,7 +4,8 @@ Safe as they stand: debug is off, only loopback names are answered, and the secr
 the first run and kept outside the repository. Each of these variables changes one thing:
 
 =====================  ==============================================================
-``RELAY_VAR``          directory for everything the project writes; ``var/`` by default
+``RELAY_VAR``          directory for everything the project writes, for its user alone; ``var/``
+                       by default
 ``RELAY_DB``           the database file; ``relay.sqlite3`` in that directory by default
 ``RELAY_SECRET_KEY``   the secret key; else one is generated into that directory
 ``RELAY_DEBUG``        ``1`` turns Django's debug pages on
@@ -16,17 +17,21 @@ the first run and kept outside the repository. Each of these variables changes o
 """
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 
 from relay_project.csp import POLICY
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("RELAY_VAR", BASE_DIR / "var"))
-VAR_DIR.mkdir(parents=True, exist_ok=True)
+# Jobs, passwords' hashes and sessions are in there: what the project writes is its user's alone.
+os.umask(os.umask(0o077) | 0o077)
+VAR_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _switch(name: str) -> bool:
@@ -53,7 +58,25 @@ def _secret_key(path: Path) -> str:
             pass
         finally:
             os.unlink(temporary)
-    return path.read_text()
+    with path.open() as file:
+        _refuse_foreign_key(path, os.fstat(file.fileno()))
+        return file.read()
+
+
+def _refuse_foreign_key(path: Path, status: os.stat_result) -> None:
+    """Raise ``ImproperlyConfigured`` if somebody else can choose the key, and so forge sessions."""
+    if not hasattr(os, "geteuid"):
+        return
+    if status.st_uid not in (os.geteuid(), 0):
+        reason = f"belongs to user {status.st_uid}"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = f"may be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+    else:
+        return
+    raise ImproperlyConfigured(
+        f"The secret key file {path} {reason}. Delete it, so that a new one is made, or set "
+        "RELAY_SECRET_KEY."
+    )
 
 
 # --- Security ------------------------------------------------------------------
@@ -159,6 +182,8 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATIC_ROOT = VAR_DIR / "static"
+# The web server reads them as the project's user; `collectstatic` would open them to everybody.
+FILE_UPLOAD_PERMISSIONS = 0o600
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, processes_with, wait_until
+from tests.people import STRANGER, only_root
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serve")]
 
@@ -139,3 +140,76 @@ def test_end_of_one_program_ends_the_other_with_status_1(server: Server, words: 
     os.kill(server.pid_of(words), signal.SIGKILL)
     assert server.process.wait(60) == 1, server.output
     assert server.pids() == {}
+
+
+def run_in(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """Run ``source`` as the reference project that writes to ``directory``, with an open umask."""
+    environment = {
+        **os.environ,
+        "RELAY_VAR": str(directory),
+        "DJANGO_SETTINGS_MODULE": "relay_project.settings",
+    }
+    environment.pop("RELAY_SECRET_KEY", None)
+    command = [sys.executable, "-c", f"import os; os.umask(0)\n{source}"]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+READ_KEY = "from django.conf import settings; print(settings.SECRET_KEY)"
+
+PREPARE = "from relay_project.serve import prepare; prepare()"
+
+
+def test_everything_the_project_writes_is_its_users_alone(tmp_path: Path) -> None:
+    done = run_in(tmp_path / "var", PREPARE)
+    assert done.returncode == 0, done.stderr
+    written = [tmp_path / "var", *(tmp_path / "var").rglob("*")]
+    assert {"relay.sqlite3", "secret_key", "static"} <= {path.name for path in written}
+    assert [path for path in written if path.lstat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_secret_key_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "secret_key").write_text("chosen by another")
+    (tmp_path / "secret_key").chmod(mode)
+    done = run_in(tmp_path, READ_KEY)
+    assert done.returncode == 1
+    assert f"may be written by others (mode {mode:o})" in done.stderr
+    assert "RELAY_SECRET_KEY" in done.stderr
+
+
+@only_root
+def test_a_secret_key_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret_key").write_text("chosen by another")
+    os.chown(tmp_path / "secret_key", STRANGER, STRANGER)
+    done = run_in(tmp_path, READ_KEY)
+    assert done.returncode == 1
+    assert f"belongs to user {STRANGER}" in done.stderr
+
+
+def test_a_secret_key_is_made_once_and_kept(tmp_path: Path) -> None:
+    first, second = run_in(tmp_path, READ_KEY), run_in(tmp_path, READ_KEY)
+    assert first.stdout == second.stdout
+    assert len(first.stdout.strip()) >= 50
+
+
+def test_an_existing_user_is_not_made_a_superuser(tmp_path: Path) -> None:
+    make = (
+        "import django; django.setup()\n"
+        "from django.core.management import call_command\n"
+        "from django.contrib.auth.models import User\n"
+        "call_command('migrate', verbosity=0)\n"
+        "User.objects.create_user('admin', password='own')\n"
+    )
+    look = (
+        "import django; django.setup()\n"
+        "from django.contrib.auth.models import User\n"
+        "user = User.objects.get()\n"
+        "print(user.is_superuser, user.is_staff, user.check_password('own'))\n"
+    )
+    assert run_in(tmp_path, make).returncode == 0
+    done = run_in(tmp_path, PREPARE)
+    assert done.returncode == 1
+    assert "no superuser" in done.stderr
+    assert run_in(tmp_path, look).stdout.split() == ["False", "False", "True"]
