@@ -373,3 +373,8 @@ def plain(value: int) -> int:
 
 
 alias = add
+
+
+@task
+def change_directory(path: str) -> None:
+    os.chdir(path)

@@ -19,9 +19,10 @@ from math import inf
 from time import monotonic
 from typing import Any, cast
 
+from relay_queue.db.filename import file_of
 from relay_queue.db.gatefile import SUPPORTED, GateFile, Holder
 from relay_queue.db.permit import GateTimeout, Hold, Permit, Waiter
-from relay_queue.db.replaced import file_of, has_foreign_log, put_log_aside
+from relay_queue.db.replaced import has_foreign_log, put_log_aside
 
 __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
 

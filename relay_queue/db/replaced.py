@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from relay_queue.db.beside import Folder
+from relay_queue.db.filename import file_of
 
 if TYPE_CHECKING:
     from relay_queue.db.gate import Gate
@@ -45,18 +45,6 @@ class OpenFile:
     inode: int
     noted: bool = False
     """Whether the gate's files say that the log at the path belongs to this file."""
-
-
-def file_of(name: str) -> str | None:
-    """Return the file that SQLite would open for ``name``, or None for a database in memory."""
-    if name.startswith("file:"):
-        path, _, query = name.removeprefix("file:").partition("#")[0].partition("?")
-        if path.startswith("//"):
-            path = "/" + path[2:].partition("/")[2]
-        if "mode=memory" in query or "vfs=memdb" in query:
-            return None
-        name = unquote(path)
-    return None if name in ("", ":memory:") else name
 
 
 def remember(connection: Any) -> None:

@@ -11,6 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from relay_queue import conf
+from relay_queue.db.filename import make_all_absolute
 from relay_queue.db.inherited import keep_from_children
 from relay_queue.store.dialects import dialect_for
 from relay_queue.worker.identity import NO_ROOM, Identity, register
@@ -32,6 +33,7 @@ def run(options: WorkerOptions, control: int) -> int:
         # A signal to the whole group reaches the supervisor too, and it alone counts them. Not
         # SIG_IGN: programs that task functions start would inherit that.
         signal.signal(number, lambda *_: None)
+    make_all_absolute(connections.all())  # before a function can change the working directory
     connection_created.connect(_keep_from_children, dispatch_uid="relay_queue.worker.service")
     waiting = Waiting(control)
     identity = _join(options, waiting)

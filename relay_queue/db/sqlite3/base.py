@@ -9,6 +9,7 @@ from typing import Any
 from django.db.backends.sqlite3 import base
 
 from relay_queue.db import replaced
+from relay_queue.db.filename import make_absolute
 from relay_queue.db.gate import GateTimeout, Permit, gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
 from relay_queue.db.sqlite3.cursor import GatedCursor
@@ -54,6 +55,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        make_absolute(self.settings_dict)
         self.permit: Permit | _Ungated | None = None
         self.timeout_seconds = DEFAULT_TIMEOUT_SECONDS
         self._sets_journal_mode = True
