@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import BinaryIO, Literal, NamedTuple
 
-Tail = Literal["none", "clean", "stale", "torn", "corrupt", "unread"]
+Tail = Literal["none", "clean", "stale", "torn", "corrupt", "unread", "missing"]
 ByteOrder = Literal["little", "big"]
 Salt = tuple[int, int]
 
@@ -29,6 +29,10 @@ MAGIC = 0x377F0682  # The lowest bit says that checksums read big-endian words.
 VERSION = 3007000
 PAGE_SIZES = frozenset(2**power for power in range(9, 17))
 MASK = 0xFFFFFFFF
+INDEX_VERSION = 3007000
+INDEX_HEADER_BYTES = 48
+"""Of each of the two copies with which the index begins; the number of frames copied follows."""
+INDEX_BYTES = 2 * INDEX_HEADER_BYTES + 4
 BUFFER_BYTES = 1 << 18
 
 MOST_READS = 4
@@ -49,6 +53,8 @@ class WalReport:
     * `corrupt`: a damaged place follows, and beyond its transaction another commit. SQLite drops
       both.
     * `unread`: the limit was reached first.
+    * `missing`: there is no log, but its index names frames that were never copied into the database.
+      SQLite removes both together, so something else has removed the log.
     """
 
     path: str
@@ -155,7 +161,31 @@ def _read_once(path: str, limit_bytes: int | None) -> WalReport:
             report = WalReport(path, exists=True, size_bytes=os.fstat(file.fileno()).st_size)
             return _read(file, report, limit_bytes)
     except FileNotFoundError:
-        return WalReport(path)
+        return _judge_missing(WalReport(path))
+
+
+def _judge_missing(report: WalReport) -> WalReport:
+    """Look in the index what the log held when it was last written to."""
+    try:
+        with open(report.path.removesuffix("-wal") + "-shm", "rb") as file:
+            raw = file.read(INDEX_BYTES)
+    except OSError:
+        return report
+    if len(raw) < INDEX_BYTES:
+        return report
+    # Native byte order, as it is shared memory; a writer that died half-way leaves unequal copies.
+    version, _, _, initialized, *_, last_frame = struct.unpack_from("=3I2BHI", raw)
+    (copied,) = struct.unpack_from("=I", raw, 2 * INDEX_HEADER_BYTES)
+    known = version == INDEX_VERSION and initialized
+    if not known or raw[:INDEX_HEADER_BYTES] != raw[INDEX_HEADER_BYTES : 2 * INDEX_HEADER_BYTES]:
+        return report
+    if last_frame <= copied:
+        return report
+    reason = (
+        f"there is no log, but its index names {last_frame} committed frames, of which {copied} "
+        "were copied into the database"
+    )
+    return replace(report, tail="missing", tail_reason=reason)
 
 
 def _read(file: BinaryIO, report: WalReport, limit_bytes: int | None) -> WalReport:

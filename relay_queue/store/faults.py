@@ -32,6 +32,12 @@ ADVICE: Final[dict[str, str]] = {
         "SQLite drops everything from the damaged frame on, committed transactions included. "
         + _DISK
     ),
+    "log_missing": (
+        "Something removed the log after a crash, and with it the transactions that were committed "
+        "last. If you still have the -wal file, stop everything, put it back beside the database "
+        "and verify again. Otherwise they are lost: jobs may be missing or older than they were. "
+        "Opening the database removes this trace of them."
+    ),
     "database_corrupt": _DISK,
     "unreadable": ("The row cannot be read, so part of the database is damaged. " + _DISK),
     "foreign_key": _HISTORY + "Delete the rows that point nowhere, or restore a backup.",

@@ -161,7 +161,7 @@ def _verify_log(found: Verification, database_path: str) -> None:
         return
     if log.changing:
         found.notes.append("the log was being written to at each look; its end was not judged")
-    elif log.tail in ("torn", "corrupt"):
+    elif log.tail in ("torn", "corrupt", "missing"):
         found.add(Fault(f"log_{log.tail}", f"write-ahead log: {log.tail_reason}"))
     elif log.uncommitted_frames:
         found.notes.append(

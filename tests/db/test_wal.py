@@ -429,3 +429,36 @@ def test_a_log_that_cannot_be_read_is_an_error_that_names_it(database: Path) -> 
 def test_a_child_that_takes_too_long_is_ended(database: Path) -> None:
     with pytest.raises(TimeoutError, match="allow more time"):
         read_wal_in_child(str(database), timeout_seconds=0.001)
+
+
+def test_a_log_that_was_removed_after_a_crash_is_missed(database: Path) -> None:
+    log = write_and_crash(database)
+    frames = read_wal(str(database)).frames
+    log.unlink()
+    report = read_wal(str(database))
+    assert (report.tail, report.exists) == ("missing", False)
+    assert f"names {frames} committed frames, of which 0 were copied" in report.tail_reason
+
+
+@pytest.mark.parametrize("why", ["all was copied", "no index", "short index", "torn index"])
+def test_a_log_is_not_missed_if_nothing_says_that_it_held_anything(
+    database: Path, why: str
+) -> None:
+    checkpoint = "c.execute('PRAGMA wal_checkpoint(PASSIVE)')" if why == "all was copied" else ""
+    write_and_crash(database, FIVE_COMMITS + checkpoint).unlink()
+    index = database.with_name(f"{database.name}-shm")
+    if why == "no index":
+        index.unlink()
+    elif why == "short index":
+        index.write_bytes(index.read_bytes()[:90])
+    elif why == "torn index":
+        index.write_bytes(b"\0" + index.read_bytes()[1:])
+    assert read_wal(str(database)).tail == "none"
+
+
+def test_a_log_in_use_and_one_of_a_clean_end_are_not_missed(database: Path) -> None:
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE t(x)")
+        assert read_wal_in_child(str(database)).tail == "clean"
+    assert read_wal(str(database)).tail == "none"

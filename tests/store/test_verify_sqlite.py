@@ -76,6 +76,14 @@ def test_torn_log_is_named_before_sqlite_repairs_it(abandoned: Project) -> None:
     assert verify_file(abandoned)["kinds"] == [], "the advice says that it is gone at the next look"
 
 
+def test_log_that_was_removed_after_a_crash_is_named(project: Project) -> None:
+    project.python(ENQUEUE + AND_VANISH)
+    wal_of(project).unlink()
+    answer = verify_file(project)
+    assert "log_missing" in answer["kinds"]
+    assert any("committed frames" in message for message in answer["messages"])
+
+
 def test_flipped_bit_in_the_log_is_named(abandoned: Project) -> None:
     with wal_of(abandoned).open("r+b") as file:
         file.seek(32 + 24 + 1000)
