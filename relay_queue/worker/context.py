@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 TIMED_OUT = "its time is over"
 """The reason that `JobContext.cancel` gets when the timeout has passed."""
+
+GRACE_SECONDS = 0.1
+"""How long a function has to say itself that its time is over. The loop's word for it would make its
+own, which comes a moment later, look like a late return."""
 
 _current: ContextVar[JobContext | None] = ContextVar("relay_queue_job", default=None)
 
@@ -68,6 +73,11 @@ class JobContext:
     def timed_out(self) -> bool:
         """Whether the deadline has passed."""
         return self.deadline is not None and monotonic() >= self.deadline
+
+    @property
+    def overdue_from(self) -> float:
+        """When the function has run past its time limit and has had time to say so."""
+        return inf if self.deadline is None else self.deadline + GRACE_SECONDS
 
     @property
     def cancelled(self) -> bool:

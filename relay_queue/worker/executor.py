@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from time import monotonic
@@ -45,12 +45,18 @@ Outcome = Callable[[], Any]
 
 @dataclass(slots=True)
 class Finished:
-    """An attempt that is over. ``settled`` is set if the function's transaction has acked it."""
+    """An attempt that is over. ``settled`` is set if the function's transaction has acked it.
+
+    ``returned_at`` is a reading of ``time.monotonic``: the attempt is judged by it, however long
+    its outcome waits for the writer. ``in_time`` says whether that was within the time limit.
+    """
 
     claim: Claim
     settlement: Settlement
     run_seconds: float
     settled: Settled | None = None
+    returned_at: float = field(default_factory=monotonic)
+    in_time: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class Call:
     args: list[Any]
     kwargs: dict[str, Any]
     started: float
+    returned: float | None = None
     built: AnyResult | None = None
 
     def result(self) -> AnyResult:
@@ -94,6 +101,7 @@ class Call:
         try:
             return copy_context().run(self._call)
         finally:
+            self.returned = monotonic()
             if os.getpid() != process:
                 # A child that the function forked and did not end. It has our descriptors but not
                 # our threads, and would report the outcome a second time.
@@ -121,6 +129,8 @@ class Call:
                 raise report.left_open(left)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
             return _Raised(error)
+        finally:
+            self.returned = monotonic()
         return lambda: value
 
     def _call(self) -> Any:
@@ -180,7 +190,9 @@ def conclude(call: Call, outcome: Outcome) -> Finished:
         _log_failure(call, settlement)
     else:
         announce.finished(call.plan.sender, lambda: _succeeded_result(call, value))
-    return Finished(call.claim, settlement, monotonic() - call.started, settled)
+    seconds, returned = monotonic() - call.started, call.returned or monotonic()
+    in_time = returned <= call.context.overdue_from
+    return Finished(call.claim, settlement, seconds, settled, returned, in_time)
 
 
 def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]:

@@ -13,10 +13,6 @@ from math import inf
 from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
 
-GRACE_SECONDS = 0.1
-"""How long a function has to say itself that its time is over. Our word for it would make its own,
-which comes a moment later, look like a late return."""
-
 
 @dataclass(slots=True)
 class Held:
@@ -34,8 +30,7 @@ class Held:
     @property
     def overdue_from(self) -> float:
         """When its function has run past its time limit and has had time to say so."""
-        deadline = self.context.deadline
-        return inf if deadline is None else deadline + GRACE_SECONDS
+        return self.context.overdue_from
 
     @property
     def next_event(self) -> float:
