@@ -54,6 +54,8 @@ class JobContext:
     deadline: float | None = None
     worker: str = ""
     cancel_reason: str = ""
+    waits: bool = False
+    """Whether the function has not begun, and its time with it: it waits for the writer."""
 
     @classmethod
     def of(cls, claim: Claim, worker: str = "") -> Self:
@@ -69,6 +71,12 @@ class JobContext:
             worker,
         )
 
+    def start_clock(self, timeout_seconds: float | None) -> None:
+        """Begin the time limit anew, now that the function begins."""
+        # In this order: the loop, in its own thread, must not see the old limit count once more.
+        self.deadline = None if timeout_seconds is None else monotonic() + timeout_seconds
+        self.waits = False
+
     @property
     def timed_out(self) -> bool:
         """Whether the deadline has passed."""
@@ -77,7 +85,9 @@ class JobContext:
     @property
     def overdue_from(self) -> float:
         """When the function has run past its time limit and has had time to say so."""
-        return inf if self.deadline is None else self.deadline + GRACE_SECONDS
+        if self.waits or self.deadline is None:
+            return inf
+        return self.deadline + GRACE_SECONDS
 
     @property
     def cancelled(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 
 from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
@@ -34,7 +35,11 @@ class Held:
 
     @property
     def next_event(self) -> float:
-        """When it must be renewed or its function be stopped, whichever is first."""
+        """When it must be renewed or its function be stopped, whichever is first, or earlier."""
+        timeout_seconds = self.claim.timeout_seconds
+        if self.context.waits and timeout_seconds is not None:
+            # Its clock may start at any moment from now on.
+            return min(self.renew_from, monotonic() + timeout_seconds)
         return min(self.renew_from, self.overdue_from)
 
 

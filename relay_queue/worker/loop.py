@@ -315,7 +315,8 @@ class Loop:
             if answer.reason:
                 logger.warning("Lease %s was refused: %s.", answer.lease_id, answer.reason)
             waits = waits or answer.state in WAITING
-            room = room or answer.queue in self.listening.limited
+            # Ready again is a job that was handed back.
+            room = room or answer.queue in self.listening.limited or answer.state == State.READY
             # With this suspect gone another may be claimed.
             self.pace.more = self.pace.more or (held is not None and held.claim.suspect)
         if waits:

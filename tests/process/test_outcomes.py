@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 
+from django.contrib.auth.models import Group
+from django.db import transaction
+
 from relay_queue import store
+from relay_queue.models import Job
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, on_each_engine, writer_taken
@@ -89,3 +93,27 @@ def test_a_worker_that_must_leave_with_outcomes_says_which_jobs_run_again(farm: 
     farm.work()
     farm.wait_state(job, "succeeded")
     assert farm.outcomes(job) == ["lost", "acked"]
+
+
+@on_each_engine
+def test_atomic_jobs_do_not_use_up_the_time_of_those_behind_them(farm: Farm) -> None:
+    """All wait for one writer, for much longer than any of them may run."""
+    farm.work(concurrency=16, processes=2)
+    jobs = [farm.enqueue(chores.write_slowly, 0.2) for _ in range(32)]
+    farm.wait_finished()
+    assert {outcome for job in jobs for outcome in farm.outcomes(job)} == {"acked"}
+    assert {farm.job(job).attempt for job in jobs} == {1}
+    assert len(farm.runs(word="began")) == len(jobs) == Group.objects.count()
+
+
+def test_atomic_jobs_wait_for_a_program_that_writes_again_and_again(farm: Farm) -> None:
+    workers = farm.work(concurrency=5)
+    jobs = [farm.enqueue(chores.write_slowly, 0.0, timeout_seconds=0.5) for _ in range(5)]
+    others = 0
+    while others < 3 or Job.objects.filter(finished_at=None).exists():
+        with transaction.atomic():
+            Group.objects.create(name=f"other {others}")
+            time.sleep(1.0)
+        others += 1
+        assert others < 60, farm.everything()
+    assert [farm.outcomes(job) for job in jobs] == [["acked"]] * 5, farm.log(workers)
