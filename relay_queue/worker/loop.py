@@ -77,7 +77,7 @@ class Loop:
         self.careful = False
         self.in_doubt = False
         self.stop_by: float | None = None
-        self.stuck = StuckWatch(options.concurrency)
+        self.stuck = StuckWatch()
         self.exit_code: int | None = None
         self.left = False
         self.claimed = 0
@@ -392,7 +392,7 @@ class Loop:
         if self.stop_by is not None:
             if idle or time.monotonic() >= self.stop_by:
                 self.exit_code = 0
-        elif self._nothing_in_hand() and self.stuck.given_up(self.slots.stuck):
+        elif self._nothing_in_hand() and self.stuck.given_up(self.slots.stuck, self.slots.places):
             self.exit_code = EXIT_STUCK
         elif idle and self._nothing_left():
             self.exit_code = 0

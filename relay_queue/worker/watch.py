@@ -32,13 +32,12 @@ class StuckWatch:
     has finished: a slot whose function has returned is not stuck.
     """
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self) -> None:
         self.given_up_at: float | None = None
-        self._concurrency = concurrency
 
-    def given_up(self, stuck: int) -> bool:
-        """Say whether all slots have been stuck for the whole grace; ``stuck`` are now."""
-        if stuck < self._concurrency:
+    def given_up(self, stuck: int, places: int) -> bool:
+        """Say whether all slots have been stuck for the whole grace; ``stuck`` of ``places`` are."""
+        if not stuck or stuck < places:
             self.given_up_at = None
             return False
         now = time.monotonic()

@@ -117,3 +117,22 @@ def test_atomic_jobs_wait_for_a_program_that_writes_again_and_again(farm: Farm) 
         others += 1
         assert others < 60, farm.everything()
     assert [farm.outcomes(job) for job in jobs] == [["acked"]] * 5, farm.log(workers)
+
+
+@on_each_engine
+def test_jobs_for_which_the_system_gives_no_thread_go_back_and_none_hangs(farm: Farm) -> None:
+    workers = farm.drive("deny_threads", farm.file("deny"), "--lease-seconds=2")
+    first = farm.enqueue(chores.note)
+    farm.wait_state(first, "succeeded")  # in the one thread that there will be
+    farm.make("deny")
+    jobs = [farm.enqueue(chores.wait, farm.file("go"))]
+    farm.wait_runs(jobs[0], word="began")
+    jobs.append(farm.enqueue(chores.note))
+    wait_until(lambda: "released" in farm.outcomes(jobs[1]), message=lambda: farm.log(workers))
+    farm.make("go")
+    coroutines = [farm.enqueue(chores.wait_asynchronously, farm.file("go")) for _ in range(3)]
+    for job in [*jobs, *coroutines]:
+        assert farm.wait_state(job, "succeeded").attempt == 1
+        assert set(farm.outcomes(job)) <= {"released", "acked"}
+    assert "No thread for another slot" in farm.log(workers)
+    assert "No thread for coroutines" in farm.log(workers)
