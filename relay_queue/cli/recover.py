@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from math import inf
 
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
@@ -87,10 +88,10 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
 
 def _find(siblings: DeadSiblings) -> None:
     """Find who is dead; a session whose lock is free is looked at once more."""
-    siblings.find(conf.get().database, NO_WORKER)
+    siblings.find(conf.get().database, NO_WORKER, watched=inf)
     if siblings.suspects:
         time.sleep(CONFIRM_SECONDS)
-        siblings.find(conf.get().database, NO_WORKER)
+        siblings.find(conf.get().database, NO_WORKER, watched=inf)
 
 
 def _recount() -> list[str]:

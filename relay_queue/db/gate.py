@@ -176,7 +176,10 @@ class Gate:
             return
         if self._helper is None:
             helper = threading.Thread(target=self._serve, name="writer-gate", daemon=True)
-            helper.start()
+            try:
+                helper.start()
+            except RuntimeError:
+                return  # The system gives no thread: whoever waits looks again and again.
             self._helper = helper
         self._asked = True
         self._asked_at = monotonic()

@@ -12,7 +12,7 @@ from pathlib import Path
 from django.db import connection
 
 from relay_queue.drill import on_file, tasks, writer
-from relay_queue.drill.ground import Ground
+from relay_queue.drill.ground import Ground, is_over
 from relay_queue.drill.observation import Observation, at_least, contains, equal, untried
 from relay_queue.models import Job
 from relay_queue.scratch.workers import Workers
@@ -23,10 +23,14 @@ ALTERED = "order 90000 of the drill"
 SIZES = (20, 7)
 TORN_BYTES = 100
 MUCH = 200_000
-GO, LATER, CUT, LAST = "go", "later", "cut", "last"
+GO, LONG, LATER, CUT, LAST = "go", "long", "later", "cut", "last"
 
 HELD_SECONDS = 1.0
 """How long the writer is kept from a worker that has an outcome: several of its tries."""
+
+
+LIMIT_SECONDS = 4.0
+"""Of an attempt whose outcome waits for longer; its function needs much less."""
 
 
 def altered_payload(ground: Ground) -> Iterator[Observation]:
@@ -82,10 +86,25 @@ def no_room_and_no_lock(ground: Ground) -> Iterator[Observation]:
     ground.wait_state(job, State.SUCCEEDED)
     yield equal("attempts then", ground.outcomes(job), ["acked"])
 
+    yield from _held_beyond_all_limits(ground)
     yield from _full(ground, workers)
     if ground.means.has_connections:
         yield from _cut_off(ground)
     yield from _failed_write(ground, workers)
+
+
+def _held_beyond_all_limits(ground: Ground) -> Iterator[Observation]:
+    """Keep an outcome waiting until the lease and the time limit of its attempt are over."""
+    limits = {"lease_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
+    job = ground.enqueue(tasks.wait, LONG, **limits)
+    ground.wait_run(job)
+    with ground.means.writer_taken():
+        ground.make(LONG)
+        ground.wait_run(job, event=tasks.ENDED)
+        ground.wait(lambda: is_over(ground.ledger(job)[0]), "the end of the lease")
+        time.sleep(HELD_SECONDS)
+    ground.wait_state(job, State.SUCCEEDED)
+    yield equal("attempts, held past lease and timeout", ground.outcomes(job), ["acked"])
 
 
 def _full(ground: Ground, workers: Workers) -> Iterator[Observation]:

@@ -194,3 +194,8 @@ class Ground:
 def changed(before: dict[str, object], after: dict[str, object]) -> Sequence[str]:
     """Return the names of the columns that differ."""
     return [name for name in before if before[name] != after[name]]
+
+
+def is_over(lease: Lease) -> bool:
+    """Say whether the time of a lease has passed, by the clock that leases follow."""
+    return lease.expires_at < store.inspect.now()

@@ -7,11 +7,9 @@ from io import StringIO
 
 from django.core.management import call_command
 
-from relay_queue import store
 from relay_queue.drill import tasks
-from relay_queue.drill.ground import Ground, changed
+from relay_queue.drill.ground import Ground, changed, is_over
 from relay_queue.drill.observation import Observation, contains, equal
-from relay_queue.models import Lease
 from relay_queue.scratch.processes import is_alive
 from relay_queue.states import State
 
@@ -28,7 +26,7 @@ def after_expiry(ground: Ground) -> Iterator[Observation]:
     job = ground.enqueue(tasks.wait, GO, lease_seconds=LEASE_SECONDS)
     owner = ground.wait_run(job)
     with ground.stopped(owner.pid):
-        ground.wait(lambda: _is_over(ground.ledger(job)[0]), "the end of the lease")
+        ground.wait(lambda: is_over(ground.ledger(job)[0]), "the end of the lease")
         ground.make(GO)
     late = ground.wait_refused(job)
     done = ground.wait_state(job, State.SUCCEEDED)
@@ -95,7 +93,3 @@ def after_cancel(ground: Ground) -> Iterator[Observation]:
     yield equal(
         "afterwards", [after.state, after.result or "no result"], ["cancelled", "no result"]
     )
-
-
-def _is_over(lease: Lease) -> bool:
-    return lease.expires_at < store.inspect.now()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from django.db import connections
 
 from relay_queue import clock, conf
+from relay_queue.store import bounds
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.sessions import TRY_LOCKS
 
@@ -42,9 +43,13 @@ LEASES_OF = "SELECT id, token FROM relay_queue_lease WHERE worker_id = %s AND en
 
 LIVE_WORKERS = """
     SELECT id, incarnation, lock_device, lock_inode, session_lock FROM relay_queue_worker
-    WHERE stopped_at IS NULL AND id <> %s
+    WHERE stopped_at IS NULL AND (lock_device IS NOT NULL OR session_lock) AND id > %s AND id < %s
+    ORDER BY id LIMIT %s
 """
-"""The workers that have not been seen to end, but for one."""
+"""Some workers whose end can be proven and was not seen: a walk along the primary key."""
+
+AT_ONCE = 8
+"""How many workers `live_workers` reads first, mostly more than it is asked for; then ever more."""
 
 ORDER_OF = "SELECT ordered FROM relay_queue_worker WHERE id = %s"
 """What an operator has told a worker."""
@@ -166,9 +171,20 @@ def unlocked(keys: Sequence[int]) -> set[int]:
     return {row[0] for row in _fetch(TRY_LOCKS, [list(keys)])} if keys else set()
 
 
-def live_workers(but: int) -> list[OtherWorker]:
-    """Return the workers that have not been seen to end, but for the one with id ``but``."""
-    return [OtherWorker(*row) for row in _fetch(LIVE_WORKERS, [but])]
+def live_workers(but: int) -> Iterator[OtherWorker]:
+    """Yield the workers whose end can be proven and was not seen, but for the one with id ``but``.
+
+    They come in the order of a ring: those behind it first, then those before it. Only as many are
+    read as are asked for, and some.
+    """
+    most = AT_ONCE
+    for first, end in ((but, bounds.MAX_ID), (0, but)):
+        after, full = first, True
+        while full:
+            rows = _fetch(LIVE_WORKERS, [after, end, most])
+            yield from (OtherWorker(*row) for row in rows)
+            full = len(rows) == most
+            after, most = rows[-1][0] if rows else after, 2 * most
 
 
 def order_of(worker_id: int) -> str:

@@ -23,10 +23,15 @@ RENEW_LOOKUP = ("relay_queue_lease.id", "SELECT lease_id FROM owner")
 RENEW_CASTS = ("bigint", "text", "timestamptz")
 
 
-def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]:
+def renew(
+    tx: Transaction, leases: Sequence[tuple[int, str, float]], *, waited_seconds: float = 0.0
+) -> set[int]:
     """Extend leases given as (lease id, token, seconds from now); return the ids that were.
 
     A lease that is not among them has ended or expired: its owner must stop and may not settle.
+    ``waited_seconds`` is how long ago the owner wanted to write and could not: a lease that was not
+    over by then is extended, if nobody has ended it meanwhile. While it is open nobody else can have
+    a token for its job.
     """
     if not leases:
         return set()
@@ -36,4 +41,7 @@ def renew(tx: Transaction, leases: Sequence[tuple[int, str, float]]) -> set[int]
             continue
         params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
     statement = RENEW.replace("{lookup}", tx.dialect.lookup(*RENEW_LOOKUP))
-    return {row[0] for row in tx.rows(statement, RENEW_CASTS, params, tx.now_db, tx.now_db)}
+    wanted = tx.now_db
+    if waited_seconds:
+        wanted = tx.dialect.to_db(tx.now - timedelta(seconds=waited_seconds))
+    return {row[0] for row in tx.rows(statement, RENEW_CASTS, params, tx.now_db, wanted)}

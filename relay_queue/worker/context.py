@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 TIMED_OUT = "its time is over"
 """The reason that `JobContext.cancel` gets when the timeout has passed."""
+
+GRACE_SECONDS = 0.1
+"""How long a function has to say itself that its time is over. The loop's word for it would make its
+own, which comes a moment later, look like a late return."""
 
 _current: ContextVar[JobContext | None] = ContextVar("relay_queue_job", default=None)
 
@@ -49,6 +54,8 @@ class JobContext:
     deadline: float | None = None
     worker: str = ""
     cancel_reason: str = ""
+    waits: bool = False
+    """Whether the function has not begun, and its time with it: it waits for the writer."""
 
     @classmethod
     def of(cls, claim: Claim, worker: str = "") -> Self:
@@ -64,10 +71,23 @@ class JobContext:
             worker,
         )
 
+    def start_clock(self, timeout_seconds: float | None) -> None:
+        """Begin the time limit anew, now that the function begins."""
+        # In this order: the loop, in its own thread, must not see the old limit count once more.
+        self.deadline = None if timeout_seconds is None else monotonic() + timeout_seconds
+        self.waits = False
+
     @property
     def timed_out(self) -> bool:
         """Whether the deadline has passed."""
         return self.deadline is not None and monotonic() >= self.deadline
+
+    @property
+    def overdue_from(self) -> float:
+        """When the function has run past its time limit and has had time to say so."""
+        if self.waits or self.deadline is None:
+            return inf
+        return self.deadline + GRACE_SECONDS
 
     @property
     def cancelled(self) -> bool:

@@ -52,7 +52,17 @@ class Patience:
         if last is not None:
             last.close()
         if first:
-            threading.Thread(target=self._watch, name="relay-patience", daemon=True).start()
+            self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._watch, name="relay-patience", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no thread, which costs no job
+            logger.error("A connection that does not answer will not be cut: %s.", error)
+            if self._line is not None:
+                self._line.close()
+            self._line = None
 
     def begin(self) -> None:
         """Note that the loop begins to work with the database."""

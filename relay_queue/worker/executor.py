@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import iscoroutinefunction
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.signals import setting_changed
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 
 from relay_queue import announce, clock, conf, payload, store
 from relay_queue.announce import warn
@@ -33,11 +34,18 @@ from relay_queue.compat import (
 )
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
+from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
 from relay_queue.worker import report
 from relay_queue.worker.context import JobContext, RelayContext, enter
 from relay_queue.worker.hygiene import close_connections
+
+WRITER_SLICE_SECONDS = 4.0
+"""How long an atomic function waits for the writer before it sees whether it is still wanted: less
+than a process is left whose slots are all stuck."""
+
+BUSY_PAUSE_SECONDS = 0.01
 
 Outcome = Callable[[], Any]
 """Returns the function's result, or raises what the function raised."""
@@ -45,12 +53,18 @@ Outcome = Callable[[], Any]
 
 @dataclass(slots=True)
 class Finished:
-    """An attempt that is over. ``settled`` is set if the function's transaction has acked it."""
+    """An attempt that is over. ``settled`` is set if the function's transaction has acked it.
+
+    ``returned_at`` is a reading of ``time.monotonic``: the attempt is judged by it, however long
+    its outcome waits for the writer. ``in_time`` says whether that was within the time limit.
+    """
 
     claim: Claim
     settlement: Settlement
     run_seconds: float
     settled: Settled | None = None
+    returned_at: float = field(default_factory=monotonic)
+    in_time: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,7 @@ class Call:
     args: list[Any]
     kwargs: dict[str, Any]
     started: float
+    returned: float | None = None
     built: AnyResult | None = None
 
     def result(self) -> AnyResult:
@@ -94,6 +109,7 @@ class Call:
         try:
             return copy_context().run(self._call)
         finally:
+            self.returned = monotonic()
             if os.getpid() != process:
                 # A child that the function forked and did not end. It has our descriptors but not
                 # our threads, and would report the outcome a second time.
@@ -121,6 +137,8 @@ class Call:
                 raise report.left_open(left)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
             return _Raised(error)
+        finally:
+            self.returned = monotonic()
         return lambda: value
 
     def _call(self) -> Any:
@@ -180,19 +198,22 @@ def conclude(call: Call, outcome: Outcome) -> Finished:
         _log_failure(call, settlement)
     else:
         announce.finished(call.plan.sender, lambda: _succeeded_result(call, value))
-    return Finished(call.claim, settlement, monotonic() - call.started, settled)
+    seconds, returned = monotonic() - call.started, call.returned or monotonic()
+    in_time = returned <= call.context.overdue_from
+    return Finished(call.claim, settlement, seconds, settled, returned, in_time)
 
 
 def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]:
     """Run the function and settle its ack in one transaction: effects happen once, or not at all.
 
     Raises what the function raised, `TimedOut`, or `Cancelled` if the lease is no longer ours; its
-    writes are rolled back then.
+    writes are rolled back then. Raises `NotBegun` if the writer could not be had.
     """
     committed: list[bool] = []
     alone = not connections[conf.get().database].in_atomic_block
     try:
-        with store.transaction(wait_seconds=call.context.remaining_seconds()) as tx:
+        with ExitStack() as leaving:
+            tx = _win_writer(call, leaving)
             # The first hook of this commit: a later one that raises must not look like a rollback.
             transaction.on_commit(lambda: committed.append(True), using=tx.connection.alias)
             _require_lease(call.claim, tx)
@@ -214,12 +235,38 @@ def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]
     return settlement, value, settled
 
 
+def _win_writer(call: Call, leaving: ExitStack) -> store.Transaction:
+    """Open the transaction of an atomic function; its time limit begins once the writer is won.
+
+    Others may hold the writer for as long as they like, siblings in this process among them, and
+    that is no attempt. Raises `NotBegun` if the function is not wanted any more, the writer cannot be
+    had for as long as a lease lasts, or the database is not there.
+    """
+    call.context.waits = True
+    give_up = monotonic() + call.claim.lease_seconds
+    while True:
+        seconds = min(WRITER_SLICE_SECONDS, max(give_up - monotonic(), 0.0))
+        try:
+            tx = leaving.enter_context(store.transaction(wait_seconds=seconds))
+        except Error as error:
+            connection = connections[conf.get().database]
+            trouble = dialect_for(connection).diagnose(error)
+            if trouble not in {"busy", "full", "lost"}:
+                raise
+            if trouble != "busy" or call.context.cancel_reason or monotonic() >= give_up:
+                raise report.NotBegun(f"the writer could not be had: {error}") from error
+            sleep(BUSY_PAUSE_SECONDS)  # a connection may have no patience of its own
+        else:
+            call.context.start_clock(call.claim.timeout_seconds)
+            return tx
+
+
 def _require_lease(claim: Claim, tx: store.Transaction) -> None:
     ours = Lease.objects.using(tx.connection.alias).filter(
         pk=claim.lease_id, token=claim.token, ended_at=None, expires_at__gt=tx.now
     )
     if not ours.exists():
-        raise Cancelled("the lease ended before the function began; nothing was run")
+        raise report.NotBegun("the lease ended before the function began")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +320,7 @@ def _succeeded_result(call: Call, value: Any) -> AnyResult:
 def _failed_result(call: Call, told: Settlement) -> AnyResult:
     """Show the failure in the result: failed for good, or ready to be executed again."""
     result = call.result()
-    if told.verb == "snooze":
+    if told.verb in {"snooze", "release"}:
         _set(result, status=TaskResultStatus.READY)
         return result
     final = _is_final(call, told)
@@ -288,10 +335,11 @@ def _failed_result(call: Call, told: Settlement) -> AnyResult:
 
 def _log_failure(call: Call, told: Settlement) -> None:
     job_id, over = call.claim.job_id, call.context.cancel_reason
-    # The framework's own receiver logs the final ones.
-    if told.verb == "snooze" or _is_final(call, told):
-        return
-    if over:
+    if told.verb == "release":
+        warn("job %s goes back unrun: %s", job_id, told.message)
+    elif told.verb == "snooze" or _is_final(call, told):
+        return  # the framework's own receiver logs the final ones
+    elif over:
         warn("job %s stopped after its lease had ended (%s): %s", job_id, over, told.message)
     else:
         warn("job %s will be tried again: %s", job_id, told.message)

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 
 from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
-
-GRACE_SECONDS = 0.1
-"""How long a function has to say itself that its time is over. Our word for it would make its own,
-which comes a moment later, look like a late return."""
 
 
 @dataclass(slots=True)
@@ -34,12 +31,15 @@ class Held:
     @property
     def overdue_from(self) -> float:
         """When its function has run past its time limit and has had time to say so."""
-        deadline = self.context.deadline
-        return inf if deadline is None else deadline + GRACE_SECONDS
+        return self.context.overdue_from
 
     @property
     def next_event(self) -> float:
-        """When it must be renewed or its function be stopped, whichever is first."""
+        """When it must be renewed or its function be stopped, whichever is first, or earlier."""
+        timeout_seconds = self.claim.timeout_seconds
+        if self.context.waits and timeout_seconds is not None:
+            # Its clock may start at any moment from now on.
+            return min(self.renew_from, monotonic() + timeout_seconds)
         return min(self.renew_from, self.overdue_from)
 
 

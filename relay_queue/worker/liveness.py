@@ -12,7 +12,6 @@ import enum
 import os
 import platform
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -207,26 +206,6 @@ def probe(database_path: str, incarnation: str, identity: LockIdentity) -> Probe
         if verdict is not Liveness.DEAD:
             descriptor.close()
     return Probe(path, verdict, descriptor if verdict is Liveness.DEAD else None)
-
-
-def dead_workers(
-    database_path: str, candidates: Iterable[tuple[Key, str, LockIdentity]]
-) -> list[tuple[Key, Probe]]:
-    """Return the open probes of those `(key, incarnation, identity)` that are proven dead.
-
-    The caller closes them, and buries them once their recovery has committed.
-    """
-    dead: list[tuple[Key, Probe]] = []
-    try:
-        for key, incarnation, identity in candidates:
-            found = probe(database_path, incarnation, identity)
-            if found.verdict is Liveness.DEAD:
-                dead.append((key, found))
-    except BaseException:
-        for _, found in dead:
-            found.close()
-        raise
-    return dead
 
 
 def boot_id() -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from django.db import Error
 
@@ -17,7 +18,8 @@ from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.context import TIMED_OUT, JobContext
 from relay_queue.worker.database import Database
-from relay_queue.worker.held import Leases
+from relay_queue.worker.executor import Finished
+from relay_queue.worker.held import Held, Leases
 from relay_queue.worker.identity import Identity
 from relay_queue.worker.listening import Listening
 from relay_queue.worker.maintenance import Maintenance
@@ -32,7 +34,7 @@ from relay_queue.worker.tick import Done, Plan, tick
 from relay_queue.worker.timers import Timers
 from relay_queue.worker.waiting import Waiting, Woken
 from relay_queue.worker.watch import EXIT_STUCK, StuckWatch, exit_if_gate_is_hogged
-from relay_queue.worker.words import timed_out
+from relay_queue.worker.words import shown_ids, timed_out
 
 logger = logging.getLogger("relay_queue.worker")
 
@@ -78,7 +80,7 @@ class Loop:
         self.careful = False
         self.in_doubt = False
         self.stop_by: float | None = None
-        self.stuck = StuckWatch(options.concurrency)
+        self.stuck = StuckWatch()
         self.exit_code: int | None = None
         self.left = False
         self.claimed = 0
@@ -91,6 +93,7 @@ class Loop:
         self._turn_until(self._over)
         if self.exit_code == 0:
             self._leave()
+        self._say_what_is_lost()
         self.database.close()
         self.waiting.close()
         return self.exit_code or 0
@@ -151,7 +154,8 @@ class Loop:
     def _may_claim_at_once(self) -> bool:
         """Whether a ring can be answered by a claim: with nothing else to be told, and cheaply."""
         # Jobs of other backends have no index of their own to be passed over by.
-        return not self.slots.running and self.backends is None and self._may_claim() > 0
+        nothing_else = not self.slots.running and not self.outcomes.wait
+        return nothing_else and self.backends is None and self._may_claim() > 0
 
     def _check_leases(self) -> None:
         if self.in_doubt:
@@ -231,11 +235,26 @@ class Loop:
             dead=self.dead,
             stats=self.stats if self.timers.write_due(self.stats.dirty) else None,
             careful=self.careful,
+            overdrawn=self._overdrawn,
         )
 
     def _settlements(self) -> Sequence[Settlement]:
         self.waiting.forget_wakes()
         return self.outcomes.collect()
+
+    def _overdrawn(self) -> tuple[Sequence[Held], float]:
+        """Return the leases that ran out while we waited for the writer, and for how long we do."""
+        now = time.monotonic()
+        own = {f.settlement.lease_id: f for f in self.outcomes.finished}
+        waits = [(h, self._waits_since(own.get(h.claim.lease_id))) for h in self.leases.gone(now)]
+        overdrawn = [(held, since) for held, since in waits if since < held.until]
+        waited = now - min((since for _, since in overdrawn), default=now)
+        return [held for held, _ in overdrawn], waited
+
+    def _waits_since(self, own: Finished | None) -> float:
+        """Return since when we have wanted to write of a lease; infinity if we do not."""
+        returned_at = inf if own is None else own.returned_at
+        return min(returned_at, inf if self.wanted_since is None else self.wanted_since)
 
     def _tick(self) -> None:
         began = time.monotonic()
@@ -302,7 +321,8 @@ class Loop:
             if answer.reason:
                 logger.warning("Lease %s was refused: %s.", answer.lease_id, answer.reason)
             waits = waits or answer.state in WAITING
-            room = room or answer.queue in self.listening.limited
+            # Ready again is a job that was handed back.
+            room = room or answer.queue in self.listening.limited or answer.state == State.READY
             # With this suspect gone another may be claimed.
             self.pace.more = self.pace.more or (held is not None and held.claim.suspect)
         if waits:
@@ -327,13 +347,33 @@ class Loop:
 
     def _keep_time_limits(self) -> None:
         now = time.monotonic()
-        for held in self.leases.overdue(now):
-            self.outcomes.told.append(timed_out(held.claim))
-            self._lose(held.claim.lease_id, TIMED_OUT)
-        for held in self.leases.gone(now):
-            self._lose(held.claim.lease_id, "the lease ran out before it could be renewed")
+        overdue, gone = self.leases.overdue(now), self.leases.gone(now)
+        if overdue or gone:
+            # Taken first: a function is judged by when it returned, not by when somebody looks.
+            own = self.outcomes.in_hand()
+            self._end_overdue(overdue, own)
+            self._end_gone(gone, own)
         if self.slots.running:  # what else holds the gate is for the supervisor to end
-            exit_if_gate_is_hogged(self.slots.stuck_threads)
+            exit_if_gate_is_hogged(self.slots.stuck_threads, self.outcomes.job_ids)
+
+    def _end_overdue(self, overdue: Sequence[Held], own: Mapping[int, Finished]) -> None:
+        for held in overdue:
+            finished = own.get(held.claim.lease_id)
+            if finished is None or not finished.in_time:
+                self.outcomes.told.append(timed_out(held.claim))
+                self._lose(held.claim.lease_id, TIMED_OUT)
+
+    def _end_gone(self, gone: Sequence[Held], own: Mapping[int, Finished]) -> None:
+        """Give up leases that ran out, but for those that we only could not write of.
+
+        Those are ours for as long as nobody has ended them, which the next tick finds out. Their
+        functions are told to stop all the same: another worker may have their jobs by now.
+        """
+        for held in gone:
+            if self._waits_since(own.get(held.claim.lease_id)) < held.until:
+                held.context.cancel("the lease ran out while the database was waited for")
+            else:
+                self._lose(held.claim.lease_id, "the lease ran out before it could be renewed")
 
     def _lose(self, lease_id: int, reason: str) -> None:
         """Our word on this lease counts no more; its slot is taken until the function returns."""
@@ -354,15 +394,18 @@ class Loop:
         """Decide whether the life of this worker is over; sets the exit code."""
         # A job whose lease is over is nobody's any more, although its function goes on.
         at_work = len(self.slots.running) > self.slots.stuck
-        idle = not (at_work or self.slots.has_finished or self.outcomes.wait)
+        idle = not at_work and self._nothing_in_hand()
         if self.stop_by is not None:
             if idle or time.monotonic() >= self.stop_by:
                 self.exit_code = 0
-        elif not self.outcomes.told and self.stuck.given_up(self.slots.stuck):
+        elif self._nothing_in_hand() and self.stuck.given_up(self.slots.stuck, self.slots.places):
             self.exit_code = EXIT_STUCK
         elif idle and self._nothing_left():
             self.exit_code = 0
         return self.exit_code is not None
+
+    def _nothing_in_hand(self) -> bool:
+        return not (self.slots.has_finished or self.outcomes.wait)
 
     def _nothing_left(self) -> bool:
         if self.options.max_jobs is not None and self.claimed >= self.options.max_jobs:
@@ -373,6 +416,17 @@ class Loop:
         return store.inspect.busy_queues(self.backends).isdisjoint(
             self.options.served(self.listening.queues)
         )
+
+    def _say_what_is_lost(self) -> None:
+        """Name the jobs whose outcomes this process takes along: the database did not take them."""
+        self.outcomes.in_hand()
+        if jobs := self.outcomes.job_ids:
+            logger.error(
+                "The outcomes of %d jobs %s: %s. Those that were not are run again by another worker.",
+                len(jobs),
+                "may not have been written" if self.exit_code else "could not be written",
+                shown_ids(jobs),
+            )
 
     def _leave(self) -> None:
         """Hand back what is unfinished, uncharged, and mark the row as stopped.

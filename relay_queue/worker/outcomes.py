@@ -23,10 +23,19 @@ class Outcomes:
         """Whether something collected has not been taken by a commit."""
         return bool(self.told or self.finished)
 
+    @property
+    def job_ids(self) -> list[int]:
+        """The jobs whose functions have returned and whose outcomes no commit has taken."""
+        return [f.claim.job_id for f in self.finished if f.settled is None]
+
+    def in_hand(self) -> Mapping[int, Finished]:
+        """Take what has finished, and return by lease id all that no commit has taken."""
+        self.finished += self._take_finished()
+        return {f.settlement.lease_id: f for f in self.finished}
+
     def collect(self) -> Sequence[Settlement]:
         """Take what has finished, and return all that is to be settled."""
-        self.finished += self._take_finished()
-        finished = {f.settlement.lease_id: f for f in self.finished}
+        finished = self.in_hand()
         self.told = [told for told in self.told if not said_better(told, finished)]
         return self.told + [f.settlement for f in self.finished if f.settled is None]
 
@@ -45,8 +54,7 @@ class Outcomes:
 
     def hand_back(self, leases: Iterable[Held]) -> None:
         """Say for all functions that still run that the worker stops, and their jobs go back."""
-        self.finished += self._take_finished()
-        done = {f.settlement.lease_id for f in self.finished}
+        done = self.in_hand()
         for held in leases:
             if held.claim.lease_id not in done:
                 self.told.append(released(held.claim))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -34,6 +34,10 @@ MAX_CLASS_PATH_CHARS = 255
 """The column that holds the path of an exception's class."""
 
 _OUR_MODULE = "relay_queue.worker.executor"
+
+
+class NotBegun(Exception):
+    """The function did not begin, for a reason that is not the job's: it goes back uncharged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,18 @@ def _normal(value: object, refused: PayloadError, max_items: int, max_depth: int
 
 
 def failure(claim: Claim, context: JobContext, rules: Rules, error: BaseException) -> Settlement:
-    """Return what the function asked for by raising ``error``: nack or snooze. Never raises."""
+    """Return what the function asked for by raising ``error``: nack or snooze. Never raises.
+
+    A function that could not begin asks for nothing: its job is released.
+    """
     kind = type(error)
     try:
         if issubclass(kind, Snooze):
             seconds = _delay_seconds("Snooze", error.seconds)  # type: ignore[attr-defined]
             return Settlement("snooze", claim.lease_id, claim.token, delay_seconds=seconds)
         told = describe(claim, error)
+        if kind is NotBegun:
+            return replace(told, verb="release", error="", traceback="")
         told.timed_out = issubclass(kind, TimedOut) or (
             issubclass(kind, Cancelled) and context.timed_out
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,7 +12,7 @@ from relay_queue.store.inspect import OtherWorker
 from relay_queue.store.records import Recovered
 from relay_queue.store.sessions import RESTART_GRACE_SECONDS, lock_key, take_locks
 from relay_queue.wakeup.files import database_path
-from relay_queue.worker.liveness import LockIdentity, dead_workers
+from relay_queue.worker.liveness import Liveness, LockIdentity, probe
 
 BATCH = 1000
 """Leases of dead workers ended in one transaction."""
@@ -22,6 +21,12 @@ CONFIRM_SECONDS = 0.25
 """How long a session's lock must be seen free: a worker that lost its connection is back sooner."""
 
 STOP_REASON = "died: its lock was free"
+
+
+WATCHED = 3
+"""How many living workers each worker watches: those behind it in the ring of all ids, and whoever is
+dead between them. So each death is seen by three, of whom some may be stopped, and the work of all
+grows with their number and not with its square."""
 
 
 class Proof(Protocol):
@@ -58,13 +63,22 @@ class DeadSiblings:
 
     _trust_from: float = 0.0
 
-    def find(self, using: str, own_id: int) -> None:
-        """Probe all workers that have not been seen to end. Reads only, and needs no gate."""
-        others = [
-            w for w in store.inspect.live_workers(but=own_id) if w.worker_id not in self.probes
-        ]
-        self._probe_files(using, [w for w in others if w.lock_device is not None])
-        self._probe_sessions([w for w in others if w.session_lock])
+    def find(self, using: str, own_id: int, *, watched: float = WATCHED) -> None:
+        """Probe the workers behind our own in the ring, until ``watched`` of them live.
+
+        Of each run of dead workers the three living ones before it see all. Who can be neither
+        proven dead nor seen to live, as in another container, is passed by: it could not prove the
+        death of those behind it either. Reads only, and needs no gate.
+        """
+        path = database_path(using)
+        free: dict[int, float] = {}
+        living = 0
+        for worker in store.inspect.live_workers(but=own_id):
+            if worker.worker_id not in self.probes and self._lives(worker, path, free):
+                living += 1
+                if living >= watched:
+                    break
+        self.suspects = free
 
     def doubt(self) -> None:
         """Judge no session for a while: we lost our own connection, and others may have, too."""
@@ -85,39 +99,42 @@ class DeadSiblings:
         """Forget them, after the commit of a `recover` that has left no lease open."""
         if self.left:
             return
-        for probe in self.probes.values():
+        for proof in self.probes.values():
             with suppress(OSError):  # a file that may not be removed is found dead once more
-                probe.bury()
+                proof.bury()
         self.close()
 
     def close(self) -> None:
         """Let their locks go, so that somebody else may recover what we have not."""
-        for probe in self.probes.values():
-            probe.close()
+        for proof in self.probes.values():
+            proof.close()
         self.probes.clear()
 
-    def _probe_files(self, using: str, others: Sequence[OtherWorker]) -> None:
-        path = database_path(using)
-        if path is None:
-            return
-        candidates = [
-            (w.worker_id, w.incarnation, LockIdentity(w.lock_device, w.lock_inode))
-            for w in others
-            if w.lock_device is not None and w.lock_inode is not None
-        ]
-        self.probes.update(dead_workers(path, candidates))
+    def _lives(self, worker: OtherWorker, path: str | None, free: dict[int, float]) -> bool:
+        """Probe one worker, note if it is dead, and say whether it is known to live."""
+        if worker.session_lock:
+            return self._session_lives(worker, free)
+        if path is None or worker.lock_device is None or worker.lock_inode is None:
+            return False
+        identity = LockIdentity(worker.lock_device, worker.lock_inode)
+        found = probe(path, worker.incarnation, identity)
+        if found.verdict is Liveness.DEAD:
+            self.probes[worker.worker_id] = found
+        return found.verdict is Liveness.ALIVE
 
-    def _probe_sessions(self, others: Sequence[OtherWorker]) -> None:
+    def _session_lives(self, worker: OtherWorker, free: dict[int, float]) -> bool:
         now = time.monotonic()
         if now < self._trust_from:
-            return
-        keys = {w.worker_id: lock_key(w.incarnation) for w in others}
-        free = store.inspect.unlocked(list(keys.values()))
-        self.suspects = {w: self.suspects.get(w, now) for w, key in keys.items() if key in free}
-        for worker_id, since in list(self.suspects.items()):
-            if now - since >= CONFIRM_SECONDS:
-                self.probes[worker_id] = FreeSession(keys[worker_id])
-                del self.suspects[worker_id]
+            return True  # nobody is judged for a while
+        key = lock_key(worker.incarnation)
+        if not store.inspect.unlocked([key]):
+            return True
+        since = self.suspects.get(worker.worker_id, now)
+        if now - since >= CONFIRM_SECONDS:
+            self.probes[worker.worker_id] = FreeSession(key)
+        else:
+            free[worker.worker_id] = since
+        return False
 
     def _still_dead(self, tx: store.Transaction) -> list[int]:
         """Return who is dead in this transaction: sessions are judged under their locks."""

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -22,8 +23,12 @@ from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Call, Finished, Outcome, begin, conclude
 from relay_queue.worker.hygiene import clean_connections, close_connections
 from relay_queue.worker.line import Line
+from relay_queue.worker.words import released
 
 logger = logging.getLogger(__name__)
+
+SHORTAGE_SECONDS = 10.0
+"""How long a process makes do with the threads it has, once the system gave it no more."""
 
 Step = Callable[[], Finished | None]
 """A piece of work for a slot thread. It returns nothing if a coroutine goes on elsewhere."""
@@ -49,7 +54,9 @@ class Slots:
     Functions run in threads, which are started when they are first needed and do not keep the
     process from ending. Coroutines run as tasks of one event loop in a thread of its own; what
     comes before and after them, signals for example, runs in the slot threads. A job holds its slot
-    until `take_finished` has handed it over, so at most ``concurrency`` outcomes ever wait.
+    until `take_finished` has handed it over, so at most ``concurrency`` outcomes ever wait. A job
+    for which the system gives no thread goes back uncharged: it must not wait behind another, which
+    may never end.
     """
 
     def __init__(self, concurrency: int, on_finished: Callable[[], None]) -> None:
@@ -63,12 +70,18 @@ class Slots:
         # whether this thread was the first.
         self._told = threading.Lock()
         self._threads = 0
+        self._short_until = 0.0
         self._coroutines = _CoroutineThread()
+
+    @property
+    def places(self) -> int:
+        """How many jobs can run at once: fewer than wanted while the system gives no more threads."""
+        return self._threads if monotonic() < self._short_until else self.concurrency
 
     @property
     def free(self) -> int:
         """How many more jobs can start."""
-        return self.concurrency - len(self.running)
+        return max(0, self.places - len(self.running))
 
     @property
     def stuck(self) -> int:
@@ -87,27 +100,32 @@ class Slots:
         return bool(self._finished)
 
     def start(self, claim: Claim, context: JobContext) -> None:
-        """Run a job as soon as its thread gets the processor. Raises ``RuntimeError`` if full."""
+        """Run a job as soon as its thread gets the processor, or hand it back if there is none.
+
+        Raises ``RuntimeError`` if full.
+        """
         if len(self.running) >= self.concurrency:
             raise RuntimeError(
                 f"all {self.concurrency} slots are taken; start no more jobs than are free"
             )
         self.running[claim.lease_id] = Running(claim, context, monotonic())
-        self._work.put((claim, partial(self._begin, claim, context)))
         # No job waits for a thread that another job holds: there is one for each that runs.
-        if self._threads < len(self.running):
-            self._threads += 1
-            self._start_thread(f"relay-slot-{self._threads}")
+        if self._threads < len(self.running) and not self._start_thread():
+            self._finished.append(Finished(claim, released(claim), 0.0))
+            return
+        self._work.put((claim, partial(self._begin, claim, context)))
 
-    def _start_thread(self, name: str) -> None:
-        """Start a thread, or do with those there are: the job is claimed and must not be lost."""
+    def _start_thread(self) -> bool:
+        """Start one more thread; say whether the system gave it."""
+        name = f"relay-slot-{self._threads + 1}"
         try:
             threading.Thread(target=self._serve, name=name, daemon=True).start()
-        except RuntimeError:
-            self._threads -= 1
-            if not self._threads:
-                raise
-            logger.exception("no more threads; %d slots serve for all", self._threads)
+        except RuntimeError as error:
+            logger.error("No thread for another slot (%s); %d go on.", error, self._threads)
+            self._short_until = monotonic() + SHORTAGE_SECONDS
+            return False
+        self._threads += 1
+        return True
 
     def take_finished(self) -> list[Finished]:
         """Return the outcomes since the last call and free their slots. Never waits."""
@@ -155,6 +173,9 @@ class Slots:
             return call
         if not call.plan.is_coroutine:
             return conclude(call, call.invoke)
+        if not self._coroutines.start():
+            # asgiref would ask for a thread, too.
+            return conclude(call, copy_context().run(asyncio.run, call.invoke_async()))
         self.running[claim.lease_id].thread = None  # from here on no thread is its own
         self._coroutines.run(call, partial(self._conclude_later, call))
         return None
@@ -178,25 +199,36 @@ class _CoroutineThread:
         # An event loop holds its tasks weakly only.
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def start(self) -> bool:
+        """Start the loop if it does not run; say whether it does. Any thread.
+
+        Without a thread there is no loop either: what is given to one that nobody runs never ends.
+        """
+        with self._lock:
+            if self._loop is not None:
+                return True
+            loop = asyncio.new_event_loop()
+            try:
+                threading.Thread(
+                    target=_run_loop, args=(loop,), name="relay-slot-loop", daemon=True
+                ).start()
+            except RuntimeError as error:
+                logger.error("No thread for coroutines (%s); this one runs in its slot.", error)
+                loop.close()
+                return False
+            self._loop = loop
+            return True
+
     def run(self, call: Call, on_outcome: Callable[[Outcome], None]) -> None:
         """Run the coroutine of a call and give its outcome to ``on_outcome``. Any thread."""
-        self._started().call_soon_threadsafe(self._create, call, on_outcome)
+        assert self._loop is not None, "started before"
+        self._loop.call_soon_threadsafe(self._create, call, on_outcome)
 
     def close(self) -> None:
         """Stop the loop; coroutines that are still running end where they are."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                arguments = (self._loop,)
-                threading.Thread(
-                    target=_run_loop, args=arguments, name="relay-slot-loop", daemon=True
-                ).start()
-            return self._loop
 
     def _create(self, call: Call, on_outcome: Callable[[Outcome], None]) -> None:
         async def run() -> None:

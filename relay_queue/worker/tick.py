@@ -5,7 +5,7 @@ settle → renew → recover → promote → claim → roll up → COMMIT, and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -27,7 +27,8 @@ class Plan:
     ``settlements`` is asked again once the writer is won: what finished while the tick waited goes
     along in the same commit. ``places`` gives, at that moment, how many jobs to claim. ``due`` says
     that a job may be due or a lease over; most ticks need not ask. ``may_expire`` allows to end
-    leases for being over.
+    leases for being over. ``overdrawn`` gives, at that moment too, the leases of ours that ran out
+    only while we waited for the writer, and since how many seconds we wait.
     """
 
     worker_id: int
@@ -43,6 +44,7 @@ class Plan:
     dead: DeadSiblings = field(default_factory=DeadSiblings)
     stats: Stats | None = None
     careful: bool = False
+    overdrawn: Callable[[], tuple[Sequence[Held], float]] = lambda: ((), 0.0)
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ def tick(plan: Plan) -> Done:
     """
     with store.transaction(wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful) as tx:
         done = Done(plan.settlements())
+        _renew_overdrawn(tx, plan)
         settle = _settle_one_by_one if plan.careful else store.settle
         done.answers = settle(tx, done.settlements)
         _renew(tx, plan, done)
@@ -82,14 +85,26 @@ def tick(plan: Plan) -> Done:
     return done
 
 
+def _renew_overdrawn(tx: store.Transaction, plan: Plan) -> None:
+    """Renew first what we were kept from renewing, so that an outcome in hand passes the guard.
+
+    If somebody has ended such a lease meanwhile, it stays ended, and the outcome is refused.
+    """
+    overdrawn, waited_seconds = plan.overdrawn()
+    if overdrawn:
+        store.renew(tx, _words(overdrawn), waited_seconds=waited_seconds)
+
+
+def _words(leases: Iterable[Held]) -> list[tuple[int, str, float]]:
+    return [(h.claim.lease_id, h.claim.token, h.claim.lease_seconds) for h in leases]
+
+
 def _renew(tx: store.Transaction, plan: Plan, done: Done) -> None:
     """Extend what is near half of its life and has not been settled a moment ago."""
     settled = {told.lease_id for told in done.settlements}
-    asked = {h.claim.lease_id: h.claim for h in plan.renew if h.claim.lease_id not in settled}
-    done.renewed = store.renew(
-        tx, [(lease_id, c.token, c.lease_seconds) for lease_id, c in asked.items()]
-    )
-    done.lost = set(asked) - done.renewed
+    asked = [held for held in plan.renew if held.claim.lease_id not in settled]
+    done.renewed = store.renew(tx, _words(asked))
+    done.lost = {held.claim.lease_id for held in asked} - done.renewed
 
 
 def _recover(tx: store.Transaction, plan: Plan, done: Done) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from relay_queue.exceptions import TimedOut
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.executor import Finished
+
+SHOWN_IDS = 20
+"""The most jobs that a line of the log names."""
+
+
+def shown_ids(job_ids: Collection[int]) -> str:
+    """Return the ids of jobs for a line of the log, and how many more there are."""
+    shown = ", ".join(map(str, sorted(job_ids)[:SHOWN_IDS]))
+    more = len(job_ids) - SHOWN_IDS
+    return shown if more <= 0 else f"{shown} and {more} more"
 
 
 def released(claim: Claim) -> Settlement:
@@ -23,14 +33,16 @@ def again(told: Settlement) -> Settlement:
 def said_better(told: Settlement, finished: Mapping[int, Finished]) -> bool:
     """Whether the function itself has said what we were about to say for it, or has succeeded.
 
-    Our word first would make its own look like a late return: it stopped at its time limit, its ack
-    is committed already, or it ended well while we were about to hand its job back.
+    Our word first would make its own look like a late return: it ended within its time limit or
+    stopped at it, its ack is committed already, or it ended well while we were about to hand its job
+    back.
     """
     own = finished.get(told.lease_id)
     if own is None:
         return False
     acked = told.verb == "release" and own.settlement.verb == "ack"
-    return own.settlement.timed_out or own.settled is not None or acked
+    in_time = told.timed_out and own.in_time
+    return in_time or own.settlement.timed_out or own.settled is not None or acked
 
 
 def timed_out(claim: Claim) -> Settlement:

@@ -540,3 +540,24 @@ def test_waiters_go_on_when_locks_stop_working(gate: Gate, gate_path: Path, monk
     monkeypatch.setattr(gate_module.warnings, "warn", lambda *args, **kwargs: None)
     with held_elsewhere(gate_path), gate.acquire(20):
         assert not gate.enabled
+
+
+def test_who_waits_is_served_although_the_system_gives_no_thread_for_the_helper(
+    gate: Gate, gate_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "writer-gate":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with held_elsewhere(gate_path):
+        with pytest.raises(GateTimeout):
+            gate.acquire(0.05)
+        waiting = in_thread(lambda: gate.acquire(60).release())
+        wait_until(lambda: queued(gate) == 1)
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert not is_locked(gate_path)

@@ -151,6 +151,14 @@ def write_together(context: RelayContext, effects: str, name: str, until: str) -
         wait_for(until)
 
 
+@task(takes_context=True, atomic=True, timeout_seconds=1, backoff=AT_ONCE)
+def write_slowly(context: RelayContext, effects: str, seconds: float) -> None:
+    """Write a row in the transaction of the ack, and keep the writer for a while."""
+    leave(effects, context, "began")
+    Group.objects.create(name=f"job {context.job_id}")
+    time.sleep(seconds)
+
+
 @task(takes_context=True, backoff=AT_ONCE)
 def begin_by_hand_and_wait(context: RelayContext, effects: str, until: str) -> None:
     """Take the writer as any function may, and keep it."""

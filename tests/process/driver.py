@@ -34,6 +34,20 @@ def freeze_in_claim(path: str) -> None:
     tick._claim = frozen
 
 
+def deny_threads(path: str) -> None:
+    """Let the system give no thread for a slot or for coroutines, while a file exists."""
+    import threading
+
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("relay-slot") and os.path.exists(path):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    threading.Thread.start = start
+
+
 def break_commit(path: str) -> None:
     """Let the commit of a tick with outcomes end in an I/O error, once a file exists.
 
@@ -132,6 +146,7 @@ PREPARATIONS: dict[str, Callable[[str], None]] = {
         die_after_settle,
         freeze_in_claim,
         break_commit,
+        deny_threads,
         lock_reads,
         hang_in_boot,
         lose_commit,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
+from django.db import connection
 
 from relay_queue import store
 from relay_queue.models import Job, Lease, Worker
@@ -237,7 +238,16 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def writer_taken(farm: Farm) -> Iterator[None]:
-    """Hold SQLite's write lock as a program does that knows nothing of the gate."""
+    """Hold SQLite's write lock as a program does that knows nothing of the gate.
+
+    On a server, a lock on the leases, which leaves others the reading.
+    """
+    if connection.vendor == "postgresql":
+        with closing(connection.copy()) as locking, locking.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute(f"LOCK TABLE {Lease._meta.db_table} IN EXCLUSIVE MODE")
+            yield
+        return
     with closing(sqlite3.connect(farm.database, isolation_level=None, timeout=30)) as other:
         other.execute("BEGIN IMMEDIATE")
         try:

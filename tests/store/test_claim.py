@@ -315,6 +315,28 @@ def test_a_lease_that_has_expired_cannot_be_renewed_even_if_nobody_recovered_it(
         assert not renew(held)
 
 
+def test_a_renewal_that_waited_for_the_writer_is_judged_by_when_it_was_wanted(wall: Wall) -> None:
+    enqueue()
+    held = claim_one()
+    word = (held.lease_id, held.token, 60.0)
+    wall.advance(70)
+    with nothing_written():
+        assert not do(store.renew, [word], waited_seconds=10.0)
+    assert do(store.renew, [word], waited_seconds=10.5) == {held.lease_id}
+    assert read_lease(held.lease_id).expires_at == after(130)
+    assert ack(held).accepted
+
+
+def test_no_wait_renews_a_lease_that_somebody_has_ended(wall: Wall) -> None:
+    enqueue()
+    held = claim_one()
+    wall.advance(70)
+    do(store.recover_expired)
+    with nothing_written():
+        word = (held.lease_id, held.token, 60.0)
+        assert not do(store.renew, [word], waited_seconds=69.0)
+
+
 def test_the_last_microsecond_of_a_lease_still_counts(wall: Wall) -> None:
     enqueue()
     held = claim_one()

@@ -152,6 +152,10 @@ def _refuse(wall: Wall) -> None:
     nack(held)
 
 
+def _watch(wall: Wall) -> None:
+    assert next(inspect.live_workers(but=0))
+
+
 def _renew(wall: Wall) -> None:
     do(store.renew, [(c.lease_id, c.token, 60.0) for c in claim(4, "q2")])
 
@@ -264,6 +268,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     "OLDEST_OF": (_stand, "SELECT min(n.available_at)", (), "relay_job_ready"),
     "LAST_GRANTED_BY": (_stand, "WITH RECURSIVE half", (), ROWID),
     "ENDED_OF": (_stand, "SELECT near.id", (), ROWID),
+    "LIVE_WORKERS": (_watch, "SELECT id, incarnation", (), ROWID),
     "CANCEL": (_cancel, "UPDATE relay_queue_job", ("'cancelled'",), ROWID),
 }
 

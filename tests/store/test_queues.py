@@ -206,6 +206,16 @@ def test_live_workers_are_those_that_have_not_stopped(wall: Wall) -> None:
     assert (found.worker_id, found.lock_device, found.lock_inode) == (other, 9, 8)
 
 
+def test_live_workers_come_in_a_ring_and_only_if_their_end_can_be_proven(wall: Wall) -> None:
+    ids = [register() for _ in range(30)]
+    register(lock_device=None, lock_inode=None)
+    for mine in (ids[0], ids[20], ids[-1]):
+        place = ids.index(mine)
+        ring = [worker.worker_id for worker in inspect.live_workers(but=mine)]
+        assert ring == ids[place + 1 :] + ids[:place]
+    assert [worker.worker_id for worker in inspect.live_workers(but=0)] == ids
+
+
 def test_limit_that_is_not_named_stays() -> None:
     do(store.set_limits, "mail", capacity=5, max_running=2)
     do(store.set_limits, "mail", max_running=None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -26,6 +29,7 @@ from relay_queue.worker import report
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Finished, execute
 from tests import tasks
+from tests.conftest import wait_until
 from tests.worker.claims import claim_next, claim_of, settle, stored_call
 
 on_each_engine = pytest.mark.usefixtures("transactional_db")
@@ -433,7 +437,75 @@ def test_atomic_function_whose_lease_has_ended_is_not_run() -> None:
     assert "the lease ended" in finished.settlement.message
     assert not Group.objects.exists()
     assert not settle(finished.settlement).accepted
-    assert Lease.objects.get().refused_verb == "nack"
+    assert Lease.objects.get().refused_verb == "release"
+
+
+@contextmanager
+def writer_taken_until(freed: threading.Event) -> Iterator[None]:
+    """Keep the writer, from a connection of another thread, as siblings and other programs do."""
+    taken = threading.Event()
+
+    def keep() -> None:
+        with store.transaction():
+            taken.set()
+            freed.wait(60)
+        connection.close()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    taken.wait(60)
+    try:
+        yield
+    finally:
+        freed.set()
+        thread.join()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_time_limit_of_an_atomic_function_begins_once_the_writer_is_won() -> None:
+    claim = atomic_claim()
+    claim.timeout_seconds = 0.5
+    context = JobContext.of(claim)
+    overdue: list[float] = []
+    freed = threading.Event()
+
+    def free() -> None:
+        wait_until(lambda: context.timed_out)
+        overdue.append(context.overdue_from)
+        freed.set()
+
+    freeing = threading.Thread(target=free)
+    with writer_taken_until(freed):
+        freeing.start()
+        finished = execute(claim, context)
+    freeing.join()
+    assert finished.settled is not None
+    assert finished.settled.accepted
+    assert overdue == [inf], "the loop must not judge what has not begun"
+    assert context.overdue_from < inf
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("why", ["told to stop", "waited for the length of its lease"])
+def test_an_atomic_function_that_cannot_begin_gives_its_job_back_uncharged(
+    why: str, monkeypatch: pytest.MonkeyPatch, sent: Signals
+) -> None:
+    claim = atomic_claim()
+    context = JobContext.of(claim)
+    monkeypatch.setattr("relay_queue.worker.executor.WRITER_SLICE_SECONDS", 0.05)
+    if why == "told to stop":
+        context.cancel(why)
+    else:
+        claim.lease_seconds = 0.1
+    with writer_taken_until(threading.Event()):
+        finished = execute(claim, context)
+    assert finished.settlement.verb == "release"
+    assert "could not be had" in finished.settlement.message
+    assert settle(finished.settlement).state == "ready"
+    job = Job.objects.get()
+    assert (job.attempt, job.last_error) == (0, "")
+    assert sent.sent[-1] == ("finished", TaskResultStatus.READY)
+    assert not Group.objects.exists()
 
 
 @on_each_engine
@@ -458,7 +530,8 @@ def test_refused_ack_takes_the_writes_of_an_atomic_function_back(
 @on_each_engine
 def test_atomic_function_past_its_deadline_is_rolled_back() -> None:
     claim = atomic_claim(then="wait")
-    finished = run(claim, deadline=monotonic() + 0.04)
+    claim.timeout_seconds = 0.04
+    finished = run(claim)
     assert finished.settled is None
     assert finished.settlement.timed_out
     assert not Group.objects.exists()

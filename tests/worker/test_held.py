@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from relay_queue.store.records import Claim
-from relay_queue.worker.context import JobContext
-from relay_queue.worker.held import GRACE_SECONDS, Held, Leases
+from relay_queue.worker.context import GRACE_SECONDS, JobContext
+from relay_queue.worker.held import Held, Leases
 from tests import tasks
 from tests.worker.claims import claim_of
 
@@ -96,3 +97,18 @@ def test_leases_may_be_dropped_while_one_goes_through_them(leases: Leases) -> No
     for held in leases:
         leases.drop(held.claim.lease_id)
     assert len(leases) == 0
+
+
+def test_a_clock_that_may_start_at_any_moment_is_looked_at_in_time(leases: Leases) -> None:
+    claim = grant(leases, deadline=monotonic(), timeout_seconds=2.0, lease_seconds=1e6)
+    (held,) = leases
+    held.context.waits = True
+    began = monotonic()
+    assert leases.overdue(began + 1e9) == []
+    latest = leases.next_event(began)
+    assert latest is not None
+    assert latest <= monotonic() + 2.0
+    held.context.start_clock(2.0)
+    assert held.context.deadline is not None
+    assert held.context.deadline >= latest
+    assert ids(leases.overdue(monotonic() + 3.0)) == [claim.lease_id]

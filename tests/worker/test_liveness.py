@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from relay_queue.worker.liveness import (
     LivenessLock,
     LockIdentity,
     boot_id,
-    dead_workers,
     probe,
 )
 from tests.conftest import wait_until
@@ -281,34 +280,6 @@ def test_burying_leaves_a_file_that_took_the_name_meanwhile(database: Path, star
         Path(found.path).touch()
         found.bury()
         assert Path(found.path).exists()
-
-
-def test_the_dead_are_found_among_many(database: Path, start: Start) -> None:
-    workers = {name: start(name) for name in ("aa", "bb", "cc")}
-    workers["bb"].end()
-    candidates = [(number, name, workers[name].identity) for number, name in enumerate(workers)]
-    dead = dead_workers(str(database), [*candidates, (9, "dd", LockIdentity(1, 2))])
-    assert [key for key, _ in dead] == [1]
-    for _, found in dead:
-        with closing(found):
-            found.bury()
-    assert sorted(os.listdir(f"{database}-workers")) == ["aa", "cc"]
-    assert dead_workers(str(database), candidates) == []
-
-
-def test_an_error_among_the_candidates_lets_go_of_the_dead_found_so_far(
-    database: Path, start: Start
-) -> None:
-    worker = start()
-    worker.end()
-
-    def candidates() -> Iterator[tuple[int, str, LockIdentity]]:
-        yield 1, NAME, worker.identity
-        raise LookupError("no more rows")
-
-    with pytest.raises(LookupError):
-        dead_workers(str(database), candidates())
-    assert verdict(database, worker.identity) is Liveness.DEAD
 
 
 def test_without_locks_on_this_system_everything_is_unknown(

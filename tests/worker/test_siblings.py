@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,9 @@ from relay_queue.store import inspect
 from relay_queue.store.inspect import OtherWorker
 from relay_queue.store.sessions import RESTART_GRACE_SECONDS, lock_key
 from relay_queue.worker import siblings as module
-from relay_queue.worker.siblings import CONFIRM_SECONDS, DeadSiblings
+from relay_queue.worker.liveness import LivenessLock, LockIdentity, Probe, probe
+from relay_queue.worker.siblings import CONFIRM_SECONDS, WATCHED, DeadSiblings
+from tests.store.actions import register
 
 ONE = OtherWorker(1, "a" * 32, None, None, True)
 TWO = OtherWorker(2, "0123456789abcdef" * 2, None, None, True)
@@ -83,3 +88,102 @@ def test_after_a_loss_of_our_own_nobody_is_judged_for_a_while(
     advance(RESTART_GRACE_SECONDS / 10)
     dead.find("default", 0)
     assert sorted(dead.suspects) == [1, 2]
+
+
+# --- The ring -------------------------------------------------------------------------------
+
+CROWD = 60
+
+
+@dataclass
+class Crowd:
+    """Registered workers with real locks, and how often anybody looked."""
+
+    locks: dict[int, LivenessLock]
+    probed: list[str] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+
+    def kill(self, *worker_ids: int) -> None:
+        """Drop the locks of workers as the kernel does: their files stay."""
+        for worker_id in worker_ids:
+            descriptor = self.locks[worker_id]._descriptor
+            assert descriptor is not None
+            descriptor.close()
+
+    def finders(self) -> dict[int, list[int]]:
+        """Let each living worker probe; return who has found which of the dead."""
+        found: dict[int, list[int]] = {}
+        for worker_id, lock in self.locks.items():
+            if lock._descriptor is None or lock._descriptor.number < 0:
+                continue
+            dead = DeadSiblings()
+            dead.find("default", worker_id)
+            for other in dead.probes:
+                found.setdefault(other, []).append(worker_id)
+            dead.close()
+        return found
+
+
+@pytest.fixture
+def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crowd]:
+    database = tmp_path / "relay.sqlite3"
+    database.touch()
+    monkeypatch.setattr(module, "database_path", lambda using: str(database))
+    locks = {}
+    for number in range(CROWD):
+        name = f"{number:032x}"
+        lock = LivenessLock.hold(str(database), name)
+        device, inode = lock.identity.device, lock.identity.inode
+        locks[register(incarnation=name, lock_device=device, lock_inode=inode)] = lock
+    crowd = Crowd(locks)
+
+    def probing(path: str, incarnation: str, identity: LockIdentity) -> Probe:
+        crowd.probed.append(incarnation)
+        return probe(path, incarnation, identity)
+
+    fetch = inspect._fetch
+
+    def fetching(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        rows = fetch(statement, params)
+        crowd.read.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(module, "probe", probing)
+    monkeypatch.setattr(inspect, "_fetch", fetching)
+    yield crowd
+    for lock in locks.values():
+        lock.release()
+
+
+def test_the_work_of_all_idle_workers_grows_with_their_number_only(crowd: Crowd) -> None:
+    assert crowd.finders() == {}
+    assert len(crowd.probed) == CROWD * WATCHED
+    assert sum(crowd.read) <= CROWD * 2 * inspect.AT_ONCE
+    assert len(crowd.read) <= CROWD * 2
+
+
+@pytest.mark.parametrize("first", [0, 20, CROWD - 4], ids=["first", "middle", "across the end"])
+def test_every_run_of_dead_workers_is_found_by_the_three_living_before_it(
+    crowd: Crowd, first: int
+) -> None:
+    ids = list(crowd.locks)
+    ring = ids[first:] + ids[:first]
+    dead = ring[:10]
+    crowd.kill(*dead)
+    found = crowd.finders()
+    assert sorted(found) == sorted(dead)
+    assert {tuple(sorted(finders)) for finders in found.values()} == {tuple(sorted(ring[-3:]))}
+
+
+def test_dead_workers_between_living_ones_are_all_found(crowd: Crowd) -> None:
+    dead = list(crowd.locks)[::2]
+    crowd.kill(*dead)
+    found = crowd.finders()
+    assert sorted(found) == dead
+    assert {len(finders) for finders in found.values()} == {WATCHED}
+
+
+def test_the_last_one_living_finds_all_the_others(crowd: Crowd) -> None:
+    *dead, last = crowd.locks
+    crowd.kill(*dead)
+    assert crowd.finders() == {worker_id: [last] for worker_id in dead}

@@ -393,3 +393,67 @@ def test_coroutine_uses_the_database_from_a_slot(make: Make) -> None:
     slots = make(2)
     start(slots, claim_of(tasks.count_groups), claim_of(tasks.count_groups))
     assert {f.settlement.result for f in take(slots, 2)} == {"1"}
+
+
+# --- Too few threads ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that lets the system give no more threads with such a name."""
+    begin = threading.Thread.start
+
+    def deny(name: str) -> None:
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name.startswith(name):
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    return deny
+
+
+def test_a_job_without_a_thread_goes_back_and_does_not_wait_behind_another(
+    make: Make, gate: threading.Event, no_thread: Callable[[str], None]
+) -> None:
+    slots = make(3)
+    start(slots, claim_of(tasks.wait))
+    no_thread("relay-slot")
+    unrun = claim_of(tasks.noop)
+    start(slots, unrun)
+    (back,) = take(slots, 1)
+    assert (back.claim, back.settlement.verb) == (unrun, "release")
+    assert (slots.places, slots.free) == (1, 0)
+    gate.set()
+    take(slots, 1)
+    assert slots.free == 1
+
+
+def test_a_process_without_any_thread_hands_back_and_tries_again_later(
+    make: Make, no_thread: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = make(3)
+    no_thread("relay-slot")
+    start(slots, claim_of(tasks.noop))
+    assert [back.settlement.verb for back in take(slots, 1)] == ["release"]
+    assert slots.free == 0
+    monkeypatch.undo()
+    slots._short_until = 0.0
+    assert slots.free == 3
+    start(slots, claim_of(tasks.noop))
+    assert [done.settlement.verb for done in take(slots, 1)] == ["ack"]
+
+
+def test_coroutines_run_in_their_slots_while_there_is_no_thread_for_them(
+    make: Make, no_thread: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = make(2)
+    no_thread("relay-slot-loop")
+    for number in range(2):
+        start(slots, claim_of(tasks.add_async, number, 1))
+    assert {done.settlement.verb for done in take(slots, 2)} == {"ack"}
+    monkeypatch.undo()
+    start(slots, claim_of(tasks.add_async, 2, 1))
+    take(slots, 1)
+    assert "relay-slot-loop" in slot_threads()
