@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Iterable
@@ -13,6 +14,22 @@ STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
 """Signals that a supervisor waits for."""
+
+
+def stop_while_starting() -> None:
+    """Let the signals to stop end this process at once, until a supervisor waits for them.
+
+    Call it before the project is imported, in ``manage.py``. The kernel keeps from process 1, as a
+    container's program is, every signal that it has no handler for.
+    """
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_at_once)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    # No exception: the code that is being imported may catch it. Nothing has begun that could be lost.
+    os._exit(128 + number)  # as shells report a signal
 
 
 def leave_to_supervisor(number: int, frame: FrameType | None) -> None:
