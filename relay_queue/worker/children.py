@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
+from relay_queue.worker.options import ANSWERED, DISMISSED, READY, WAITS, WorkerOptions
 from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
 
 logger = logging.getLogger("relay_queue.supervisor")
@@ -46,6 +46,8 @@ class Child:
     ready: float | None = None
     killed: bool = False
     dismissed: bool = False
+    counted_seconds: float = 0.0
+    counts_since: float | None = field(default_factory=time.monotonic)
 
     def tell(self, order: bytes) -> None:
         """Send one order. A process that is gone, or too full to take it, is left alone.
@@ -57,7 +59,7 @@ class Child:
             self.control.send(order)
 
     def listen(self) -> bool:
-        """Read what the process says; note when it is ready or dismissed. False once it has hung up."""
+        """Read and note what the process says. False once it has hung up."""
         try:
             said = self.control.recv(64)
         except BlockingIOError:
@@ -67,7 +69,25 @@ class Child:
         if READY in said and self.ready is None:
             self.ready = time.monotonic()
         self.dismissed = self.dismissed or DISMISSED in said
+        for word in (said[at : at + 1] for at in range(len(said))):
+            self._count(word)
         return bool(said)
+
+    def ready_by(self, limit_seconds: float) -> float | None:
+        """Return when it is to be ready, if it may take so long; None while nothing is counted.
+
+        Time in which the database does not answer counts for nothing: no start is to blame for it.
+        """
+        if self.counts_since is None or self.ready is not None or self.killed:
+            return None
+        return self.counts_since + limit_seconds - self.counted_seconds
+
+    def _count(self, word: bytes) -> None:
+        if word == WAITS and self.counts_since is not None:
+            self.counted_seconds += time.monotonic() - self.counts_since
+            self.counts_since = None
+        elif word == ANSWERED and self.counts_since is None:
+            self.counts_since = time.monotonic()
 
     def kill(self) -> None:
         """Send SIGKILL. The process has not been reaped, so its id is still its own."""

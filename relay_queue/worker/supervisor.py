@@ -200,8 +200,8 @@ class Supervisor:
             self._selector.unregister(child.control)
 
     def _ready_deadline(self, child: Child) -> float:
-        started = child.ready is not None or child.killed
-        return NEVER if started else child.started + self._ready_timeout_seconds
+        deadline = child.ready_by(self._ready_timeout_seconds)
+        return NEVER if deadline is None else deadline
 
     def _kill_late_starts(self) -> None:
         now = time.monotonic()

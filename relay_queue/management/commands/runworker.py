@@ -19,6 +19,7 @@ from relay_queue.management.preflight import database_fault
 from relay_queue.worker import reload
 from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.options import WorkerOptions
+from relay_queue.worker.signalling import stop_while_starting
 from relay_queue.worker.supervisor import Supervisor
 
 # The column holds 100 characters, and each process adds its number.
@@ -66,6 +67,7 @@ class Command(BaseCommand):
     ) -> int:
         # Whatever opened a connection before this, a system check say: no worker may inherit it.
         connections.close_all()
+        stop_while_starting()  # the wait for a database that is away has no end
         fault = database_fault(settings.database)
         if fault:
             raise CommandError(fault)

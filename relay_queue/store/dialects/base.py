@@ -141,6 +141,14 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def comes_back(self, error: Exception) -> bool:
+        """Say whether this error of a first look at the database may go away by waiting.
+
+        A server that is away comes back. One that refuses this user or knows no such database does
+        so until somebody changes the settings.
+        """
+
+    @abstractmethod
     def was_sacrificed(self, error: Exception) -> bool:
         """Say whether a transaction was undone only for the sake of another one.
 

@@ -126,6 +126,10 @@ class SQLiteDialect(Dialect):
             return "data" if isinstance(error, DatabaseError) else "unknown"
         return _TROUBLES.get(code & 0xFF, "data")
 
+    def comes_back(self, error: Exception) -> bool:
+        """Say so of a file that others hold, and of a full disk."""
+        return self.diagnose(error) in ("busy", "full")
+
     def was_sacrificed(self, error: Exception) -> bool:
         """Say no: with one writer at a time there is nobody to meet."""
         return False
