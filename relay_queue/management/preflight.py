@@ -13,6 +13,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from relay_queue.cli.base import explain
 from relay_queue.store.dialects import dialect_for
+from relay_queue.worker.lifetime import threads_at_rest
 from relay_queue.worker.outage import Outage
 
 logger = logging.getLogger("relay_queue.supervisor")
@@ -68,7 +69,8 @@ def missing_migrations(alias: str) -> list[str]:
 def _in_child(look: Callable[[], str]) -> str:
     """Return what ``look`` returns in a forked child, or that it could not be found out."""
     reader, writer = os.pipe()
-    pid = os.fork()
+    with threads_at_rest():
+        pid = os.fork()
     if not pid:
         try:
             os.write(writer, look().encode(errors="replace"))

@@ -10,20 +10,16 @@ import logging
 import os
 import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
+from relay_queue.worker import lifetime
 from relay_queue.worker.options import ANSWERED, DISMISSED, READY, WAITS, WorkerOptions
 from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
 
 logger = logging.getLogger("relay_queue.supervisor")
-
-# How long the end of a process may take once its main function has returned, in seconds.
-FLUSH_SECONDS = 5.0
 
 ChildMain = Callable[[WorkerOptions, int], int]
 """What a worker runs: takes its options and the control descriptor, returns the exit code."""
@@ -121,13 +117,15 @@ def fork_child(
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    # Text that is still buffered would be written by both processes.
-    _flush_standard_streams()
     # A signal that arrives in the child before it has handlers of its own would run those of the
     # supervisor, which report to the supervisor: one signal to the group would count as two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
     try:
-        pid = os.fork()
+        with lifetime.threads_at_rest() as quiet:
+            if quiet:
+                # Text that is still buffered would be written by both processes.
+                lifetime.flush_standard_streams()
+            pid = os.fork()
         if not pid:
             _live(child_main, options, theirs, [ours, *inherited], before)
     except OSError:
@@ -152,29 +150,11 @@ def _live(
         become_worker(signal_mask)
         for item in inherited:
             item.close()
+        lifetime.begin(options.name)
         code = child_main(options, control.fileno())
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except BaseException:  # whatever it is, it must not run on into the supervisor's own code
         logger.exception("Worker %s failed", options.name)
     finally:
-        _exit(code)
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process without joining its threads, and without the supervisor's exit handlers."""
-    # A stuck thread may hold the lock of a stream, and flushing it would then never end.
-    deadline = threading.Timer(FLUSH_SECONDS, os._exit, [code])
-    deadline.daemon = True
-    try:
-        deadline.start()
-        _flush_standard_streams()
-    finally:
-        os._exit(code)
-
-
-def _flush_standard_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # A stream can be missing, closed, or a pipe whose reader is gone.
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()
+        lifetime.leave(code)

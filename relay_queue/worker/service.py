@@ -40,6 +40,8 @@ def run(options: WorkerOptions, control: int) -> int:
         # A signal to the whole group reaches the supervisor too, and it alone counts them. Not
         # SIG_IGN: programs that task functions start would inherit that.
         signal.signal(number, lambda *_: None)
+    # A receiver of the start may have used it, and left it in whatever state.
+    connections.close_all()
     connection_created.connect(_keep_from_children, dispatch_uid="relay_queue.worker.service")
     waiting = Waiting(control)
     identity = _join(options, waiting)
