@@ -16,12 +16,15 @@ logger = logging.getLogger("relay_queue.worker")
 MAX_LINES: Final = 1000
 """How many lines wait for a log that takes none. The lines beyond are counted and dropped."""
 
+LOGGERS: Final = ("relay_queue", "django.db", "psycopg")
+"""How the names of the loggers begin that the loop and the supervisor write to, if indirectly."""
+
 JOB_THREADS: Final = "relay-slot"
 """How the names of the threads begin whose lines wait for the log: they hold up one slot only."""
 
 
 class LogWriter(logging.Filter):
-    """Takes the lines of Relay's loggers and writes them in a thread that lives while there are any.
+    """Takes the lines of `LOGGERS` and writes them in a thread that lives while there are any.
 
     It is a filter, because that is the first step of a line that may wait, and everything after it
     (handlers, their locks, what error reporters put around them) happens in the writing thread. No
@@ -34,10 +37,10 @@ class LogWriter(logging.Filter):
         self.forget_parent()
 
     def take_over(self) -> None:
-        """Take the lines of every logger of Relay's that exists by now."""
+        """Take the lines of every one of `LOGGERS` that exists by now."""
         self._on = True
         for name, found in list(logging.root.manager.loggerDict.items()):
-            if name.startswith("relay_queue") and isinstance(found, logging.Logger):
+            if name.startswith(LOGGERS) and isinstance(found, logging.Logger):
                 found.addFilter(self)
 
     def forget_parent(self) -> None:

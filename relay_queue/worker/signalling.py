@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -25,6 +26,18 @@ def stop_while_starting() -> None:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_at_once)
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """Let the signals to stop end this process within; `SignalSource` may take them meanwhile."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    stop_while_starting()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
