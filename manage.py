@@ -4,6 +4,13 @@
 import os
 import sys
 
+from relay_queue.worker.signalling import stop_while_starting
+
+if "runworker" in sys.argv[1:2]:
+    # Before everything that takes long to import: as a container's first program, this process
+    # would not even notice a stop without it.
+    stop_while_starting()
+
 from django.core.management import execute_from_command_line
 
 

@@ -139,11 +139,17 @@ def explain(error: Exception) -> str:
         return text
     # A server adds lines that show the place in the statement, or ask whether it is running.
     lines = [line.strip() for line in text.splitlines()]
-    if any(words in text for words in _NO_TABLES):
+    if any(words in text for words in _NO_TABLES) and not _was_refused(error):
         return (
             f"the tables of Relay are missing or out of date ({lines[0]}). Run manage.py migrate."
         )
     return f"the database cannot be used: {' '.join(lines)}"
+
+
+def _was_refused(error: Exception) -> bool:
+    """Whether a server did not let us in: it knows no such role or database."""
+    cause = error.__cause__
+    return getattr(cause, "pgconn", None) is not None and getattr(cause, "sqlstate", None) is None
 
 
 class VerbListFormatter(argparse.RawDescriptionHelpFormatter):

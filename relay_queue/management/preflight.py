@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, Error, InterfaceError, connections
 from django.db.migrations.loader import MigrationLoader
 
 from relay_queue.cli.base import explain
+from relay_queue.store.dialects import dialect_for
+from relay_queue.worker.lifetime import threads_at_rest
+from relay_queue.worker.outage import Outage
+
+logger = logging.getLogger("relay_queue.supervisor")
 
 APP = "relay_queue"
+LOOK_SECONDS = 1.0
+"""The pause between two looks at a database that is away."""
+
+FOUND, AWAY = "=", "~"
 
 
 def database_fault(alias: str) -> str:
     """Return why workers cannot use the database ``alias``; empty if they can.
 
+    Waits while the database is away or held, for as long as it takes: it may be started at the same
+    time as the workers. Wrong credentials, a wrong name and missing tables do not go by waiting.
+
     The look is taken by a forked child: a connection that was ever open in the supervisor could
     be closed, or worse be used, by a worker that inherits it.
     """
-    return _in_child(lambda: _database_fault(alias))
+    outage = Outage(logger)
+    while True:
+        said = _in_child(lambda: _look(alias))
+        if not said.startswith(AWAY):
+            outage.is_over()
+            return said.removeprefix(FOUND)
+        outage.goes_on(said.removeprefix(AWAY))
+        time.sleep(LOOK_SECONDS)
 
 
-def _database_fault(alias: str) -> str:
+def _look(alias: str) -> str:
     try:
         missing = missing_migrations(alias)
     except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
-        return explain(error)
+        away = isinstance(error, Error) and dialect_for(connections[alias]).comes_back(error)
+        return f"{AWAY}{error}" if away else f"{FOUND}{explain(error)}"
     if not missing:
-        return ""
+        return FOUND
     option = "" if alias == "default" else f" --database {alias}"
     return (
-        f"the database {alias!r} lacks {len(missing)} of Relay's migrations "
+        f"{FOUND}the database {alias!r} lacks {len(missing)} of Relay's migrations "
         f"({', '.join(missing)}). Run manage.py migrate{option}."
     )
 
@@ -47,14 +69,15 @@ def missing_migrations(alias: str) -> list[str]:
 def _in_child(look: Callable[[], str]) -> str:
     """Return what ``look`` returns in a forked child, or that it could not be found out."""
     reader, writer = os.pipe()
-    pid = os.fork()
+    with threads_at_rest():
+        pid = os.fork()
     if not pid:
         try:
-            os.write(writer, f"={look()}".encode(errors="replace"))
+            os.write(writer, look().encode(errors="replace"))
         finally:
             os._exit(0)
     os.close(writer)
     with open(reader, encoding="utf-8") as answer:
         text = answer.read()
     os.waitpid(pid, 0)
-    return text.removeprefix("=") if text else "it could not be examined: the examiner died."
+    return text or "it could not be examined: the examiner died."

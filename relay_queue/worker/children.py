@@ -10,20 +10,16 @@ import logging
 import os
 import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
-from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
+from relay_queue.worker import lifetime
+from relay_queue.worker.options import ANSWERED, DISMISSED, READY, WAITS, WorkerOptions
 from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
 
 logger = logging.getLogger("relay_queue.supervisor")
-
-# How long the end of a process may take once its main function has returned, in seconds.
-FLUSH_SECONDS = 5.0
 
 ChildMain = Callable[[WorkerOptions, int], int]
 """What a worker runs: takes its options and the control descriptor, returns the exit code."""
@@ -46,6 +42,8 @@ class Child:
     ready: float | None = None
     killed: bool = False
     dismissed: bool = False
+    counted_seconds: float = 0.0
+    counts_since: float | None = field(default_factory=time.monotonic)
 
     def tell(self, order: bytes) -> None:
         """Send one order. A process that is gone, or too full to take it, is left alone.
@@ -57,7 +55,7 @@ class Child:
             self.control.send(order)
 
     def listen(self) -> bool:
-        """Read what the process says; note when it is ready or dismissed. False once it has hung up."""
+        """Read and note what the process says. False once it has hung up."""
         try:
             said = self.control.recv(64)
         except BlockingIOError:
@@ -67,7 +65,25 @@ class Child:
         if READY in said and self.ready is None:
             self.ready = time.monotonic()
         self.dismissed = self.dismissed or DISMISSED in said
+        for word in (said[at : at + 1] for at in range(len(said))):
+            self._count(word)
         return bool(said)
+
+    def ready_by(self, limit_seconds: float) -> float | None:
+        """Return when it is to be ready, if it may take so long; None while nothing is counted.
+
+        Time in which the database does not answer counts for nothing: no start is to blame for it.
+        """
+        if self.counts_since is None or self.ready is not None or self.killed:
+            return None
+        return self.counts_since + limit_seconds - self.counted_seconds
+
+    def _count(self, word: bytes) -> None:
+        if word == WAITS and self.counts_since is not None:
+            self.counted_seconds += time.monotonic() - self.counts_since
+            self.counts_since = None
+        elif word == ANSWERED and self.counts_since is None:
+            self.counts_since = time.monotonic()
 
     def kill(self) -> None:
         """Send SIGKILL. The process has not been reaped, so its id is still its own."""
@@ -101,13 +117,15 @@ def fork_child(
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    # Text that is still buffered would be written by both processes.
-    _flush_standard_streams()
     # A signal that arrives in the child before it has handlers of its own would run those of the
     # supervisor, which report to the supervisor: one signal to the group would count as two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
     try:
-        pid = os.fork()
+        with lifetime.threads_at_rest() as quiet:
+            if quiet:
+                # Text that is still buffered would be written by both processes.
+                lifetime.flush_standard_streams()
+            pid = os.fork()
         if not pid:
             _live(child_main, options, theirs, [ours, *inherited], before)
     except OSError:
@@ -132,29 +150,11 @@ def _live(
         become_worker(signal_mask)
         for item in inherited:
             item.close()
+        lifetime.begin(options.name)
         code = child_main(options, control.fileno())
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except BaseException:  # whatever it is, it must not run on into the supervisor's own code
         logger.exception("Worker %s failed", options.name)
     finally:
-        _exit(code)
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process without joining its threads, and without the supervisor's exit handlers."""
-    # A stuck thread may hold the lock of a stream, and flushing it would then never end.
-    deadline = threading.Timer(FLUSH_SECONDS, os._exit, [code])
-    deadline.daemon = True
-    try:
-        deadline.start()
-        _flush_standard_streams()
-    finally:
-        os._exit(code)
-
-
-def _flush_standard_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # A stream can be missing, closed, or a pipe whose reader is gone.
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()
+        lifetime.leave(code)

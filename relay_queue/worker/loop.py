@@ -87,7 +87,7 @@ class Loop:
 
     def run(self) -> int:
         """Recover, say READY, serve until told to stop, hand back what is left."""
-        self._turn_until(lambda: not self.timers.recovering or self.stop_by is not None)
+        self._turn_until(self._started)
         if self.exit_code is None:
             self.waiting.say(READY)
         self._turn_until(self._over)
@@ -97,6 +97,11 @@ class Loop:
         self.database.close()
         self.waiting.close()
         return self.exit_code or 0
+
+    def _started(self) -> bool:
+        """Whether this worker is ready; the supervisor counts no time without the database."""
+        self.waiting.hold_up(self.database.lost or self.wanted_since is not None)
+        return not self.timers.recovering or self.stop_by is not None
 
     def _turn_until(self, over: Callable[[], bool]) -> None:
         while self.exit_code is None:

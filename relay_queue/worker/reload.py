@@ -18,6 +18,7 @@ from typing import Final
 from django.apps import apps
 from django.utils import autoreload
 
+from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import DRAIN, QUIT
 from relay_queue.worker.signalling import SignalSource
 
@@ -143,4 +144,5 @@ class Reloader:
 def run() -> int:
     """Run this very command line as a supervisor, and again whenever the code changes."""
     command = [str(part) for part in autoreload.get_child_arguments()]
+    log_writer.take_over()
     return Reloader(command, CodeWatch()).run()

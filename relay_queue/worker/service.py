@@ -17,10 +17,14 @@ from relay_queue.store.dialects import dialect_for
 from relay_queue.worker.identity import NO_ROOM, Identity, register
 from relay_queue.worker.loop import Loop
 from relay_queue.worker.options import WorkerOptions
+from relay_queue.worker.outage import Outage
 from relay_queue.worker.tick import SLICE_SECONDS
 from relay_queue.worker.waiting import Waiting
 
 logger = logging.getLogger("relay_queue.worker")
+
+MAX_PAUSE_SECONDS = 1.0
+"""The longest pause between two attempts to join."""
 
 
 def run(options: WorkerOptions, control: int) -> int:
@@ -34,6 +38,8 @@ def run(options: WorkerOptions, control: int) -> int:
         # SIG_IGN: programs that task functions start would inherit that.
         signal.signal(number, lambda *_: None)
     make_all_absolute(connections.all())  # before a function can change the working directory
+    # A receiver of the start may have used it, and left it in whatever state.
+    connections.close_all()
     connection_created.connect(_keep_from_children, dispatch_uid="relay_queue.worker.service")
     waiting = Waiting(control)
     identity = _join(options, waiting)
@@ -59,29 +65,34 @@ def _keep_from_children(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
 def _join(options: WorkerOptions, waiting: Waiting) -> Identity | None:
     """Register, however long the database is held, full or away; None if told to stop meanwhile.
 
-    The supervisor's ready timeout bounds it. Giving up here would count as a failed start, and a
-    migration or a full disk of a few seconds would use up all of them.
+    The supervisor's ready timeout does not count this time. Giving up here would count as a failed
+    start, and a migration or a restart of the server would use up all of them.
     """
     connection = connections[conf.get().database]
     dialect = dialect_for(connection)
-    said = False
+    outage, pause_seconds = Outage(logger), SLICE_SECONDS
+    waiting.hold_up(True)  # before it is asked: some servers never answer
     while True:
         try:
             connection.ensure_connection()
             dialect.limit_wait(connection, SLICE_SECONDS)
-            return register(options)
+            identity = register(options)
         except Error as error:
             trouble = dialect.diagnose(error)
             if trouble not in ("busy", "full", "lost"):
                 raise
+            outage.goes_on(error, trouble)
             if trouble == "lost":
-                if not said:
-                    logger.warning("The database is not reached: %s", error)
-                said = True
                 connection.close()
+                pause_seconds = min(MAX_PAUSE_SECONDS, 2 * pause_seconds)
         except OSError as error:  # of the files beside the database
             if error.errno not in NO_ROOM:
                 raise
-        woken = waiting.wait(SLICE_SECONDS)
+            outage.goes_on(error, "full")
+        else:
+            waiting.hold_up(False)
+            outage.is_over()
+            return identity
+        woken = waiting.wait(pause_seconds)
         if woken.drain or woken.quit:
             return None

@@ -1,7 +1,7 @@
 """The parent of the workers: starts them, replaces the dead, passes on the order to stop.
 
-It opens no database and starts no thread, so that it can fork at any time and outlives whatever
-happens to the queue. It speaks to its workers through a socket each and never by signals:
+It opens no database, so that it can fork at any time and outlives whatever happens to the queue. The
+only thread of its own writes its log lines, and rests while it forks. It speaks to its workers through a socket each and never by signals:
 a terminal or an init system signals the whole group at once, and a forwarded copy of the first
 signal would count as the second.
 """
@@ -21,6 +21,7 @@ from typing import Final
 
 from relay_queue.worker.children import Child, ChildMain, Closeable, fork_child, reap
 from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import DRAIN, LOOK, QUIT, WorkerOptions
 from relay_queue.worker.signalling import SignalSource
 
@@ -36,6 +37,7 @@ GATE_LOOK_SECONDS = 1.0
 # A worker keeps its own shutdown timeout. These are for one that does not.
 DRAIN_GRACE_SECONDS = 5.0
 QUIT_GRACE_SECONDS = 15.0
+LOG_SECONDS = 2.0  # for the last lines of the log to be written
 # A terminal sends INT to the whole group, and a process manager in it passes it on as TERM.
 # That is one order; a person who means it sends the same signal again.
 ONE_ORDER_SECONDS = 1.0
@@ -122,6 +124,14 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise to the end. Returns 0, or 1 if it gave up or a worker did not end well."""
+        log_writer.take_over()
+        try:
+            self._supervise()
+        finally:
+            log_writer.finish(LOG_SECONDS)
+        return 1 if self._failed else 0
+
+    def _supervise(self) -> None:
         with SignalSource() as signals, selectors.DefaultSelector() as selector:
             self._signals, self._selector = signals, selector
             selector.register(signals, selectors.EVENT_READ, self._on_signals)
@@ -134,7 +144,6 @@ class Supervisor:
                 # If an error in here ends the supervisor, this tells the workers to drain.
                 for _, child in self._children():
                     child.control.close()
-        return 1 if self._failed else 0
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._wait_seconds()):
@@ -200,8 +209,8 @@ class Supervisor:
             self._selector.unregister(child.control)
 
     def _ready_deadline(self, child: Child) -> float:
-        started = child.ready is not None or child.killed
-        return NEVER if started else child.started + self._ready_timeout_seconds
+        deadline = child.ready_by(self._ready_timeout_seconds)
+        return NEVER if deadline is None else deadline
 
     def _kill_late_starts(self) -> None:
         now = time.monotonic()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from relay_queue.wakeup import Bell
-from relay_queue.worker.options import DRAIN, LOOK, QUIT
+from relay_queue.worker.options import ANSWERED, DRAIN, LOOK, QUIT, WAITS
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class Waiting:
         self._closed = False
         self._asleep = False
         self._wanted = False
+        self._held_up = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -63,6 +64,12 @@ class Waiting:
         """Tell the supervisor something; if it is gone, the next sleep finds out."""
         with suppress(OSError):
             self._control.send(word)
+
+    def hold_up(self, held_up: bool) -> None:
+        """Tell the supervisor, at a change, whether the start waits for the database."""
+        if held_up is not self._held_up:
+            self._held_up = held_up
+            self.say(WAITS if held_up else ANSWERED)
 
     def forget_wakes(self) -> None:
         """Forget the wakes until now; call it before looking at what they were about."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Collection
 
@@ -11,6 +10,7 @@ from django.db import connections
 
 from relay_queue import conf
 from relay_queue.db.gate import gate_of
+from relay_queue.worker.lifetime import leave
 from relay_queue.worker.words import shown_ids
 
 logger = logging.getLogger("relay_queue.worker")
@@ -20,6 +20,9 @@ EXIT_STUCK = 71
 
 EXIT_HOGGED = 72
 """Exit code of a process whose function held the writer for too long."""
+
+HOGGED_SECONDS = 1.0
+"""How long the end of such a process may take: nobody can write meanwhile."""
 
 STUCK_GRACE_SECONDS = 5.0
 """How long all slots must be stuck before the process is given up."""
@@ -82,5 +85,4 @@ def exit_if_gate_is_hogged(stuck_threads: Collection[int], in_hand: Collection[i
                 len(in_hand),
                 shown_ids(in_hand),
             )
-        logging.shutdown()
-        os._exit(EXIT_HOGGED)
+        leave(EXIT_HOGGED, seconds=HOGGED_SECONDS)

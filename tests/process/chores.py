@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from django.contrib.auth.models import Group
@@ -281,3 +283,24 @@ def leave_child_and_die(context: RelayContext, effects: str, path: str) -> None:
         wait_for(path)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(takes_context=True)
+def complain(context: RelayContext, effects: str, lines: int) -> None:
+    """Write so many lines to the log of the project."""
+    leave(effects, context, "began")
+    for number in range(lines):
+        logging.getLogger("shop").warning("line %d of job %d", number, context.job_id)
+    leave(effects, context, "ended")
+
+
+@task(takes_context=True)
+def leave_thread(context: RelayContext, effects: str, until: str) -> None:
+    """Leave a thread behind that ends when a file exists, and then leaves a line."""
+
+    def go_on() -> None:
+        wait_for(until)
+        leave(effects, context, "ended")
+
+    leave(effects, context, "began")
+    threading.Thread(target=go_on, daemon=False).start()

@@ -6,10 +6,16 @@ of ``manage.py``. What is put in place before the fork is in place in every work
 
 from __future__ import annotations
 
+import atexit
+import logging
+import logging.handlers
 import os
+import queue
 import signal
 import sqlite3
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +23,9 @@ from typing import Any
 import django
 
 from relay_queue.drill.faults import die_after_claim, die_after_settle, jump_clock
+
+SUPERVISOR = os.getpid()
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def freeze_in_claim(path: str) -> None:
@@ -128,6 +137,62 @@ def lose_commit(path: str) -> None:
     loop.tick = lost
 
 
+def report(path: str) -> None:
+    """Set up, before the fork, what projects have beside their jobs; it writes lines to a file.
+
+    Each line carries its process: records of the logger ``shop`` by way of a listener's thread,
+    exit handlers, and receivers of the signals of a process.
+    """
+    from relay_queue.signals import worker_process_started, worker_process_stopping
+
+    class Sender(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(path, record.getMessage())
+
+    records: queue.Queue[Any] = queue.Queue()
+    listener = logging.handlers.QueueListener(records, Sender())
+    listener.start()
+    logging.getLogger("shop").addHandler(logging.handlers.QueueHandler(records))
+    atexit.register(say, path, "exit")
+    atexit.register(listener.stop)
+    worker_process_started.connect(
+        lambda name, **_: say(path, f"started {name}"), weak=False, dispatch_uid="started"
+    )
+    worker_process_stopping.connect(
+        lambda name, exit_code, **_: say(path, f"stopping {name} {exit_code}"), weak=False
+    )
+
+
+def report_and_get_stuck(path: str) -> None:
+    """As `report`, and with an exit handler that does not end, which comes after the others."""
+    atexit.register(stick)
+    report(path)
+
+
+def stick() -> None:
+    """Never return in a worker, which has a supervisor for its parent."""
+    if os.getpid() != SUPERVISOR:
+        time.sleep(3600)
+
+
+def send_from_a_thread(path: str) -> None:
+    """Start a thread before the fork that no worker will have."""
+    threading.Thread(target=threading.Event().wait, name="sender of reports", daemon=True).start()
+
+
+def keep_folder(path: str) -> None:
+    """Make a folder that goes with this process, and note where it is."""
+    FOLDERS.append(tempfile.TemporaryDirectory())
+    say(path, FOLDERS[0].name)
+
+
+def say(path: str, text: str) -> None:
+    """Append a line with the id of this process, in one write."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{os.getpid()} {text}\n".encode())
+    os.close(descriptor)
+
+
 def live_elsewhere(name: str) -> None:
     """Be another machine, as far as Relay can tell."""
     import socket
@@ -151,6 +216,10 @@ PREPARATIONS: dict[str, Callable[[str], None]] = {
         hang_in_boot,
         lose_commit,
         live_elsewhere,
+        report,
+        report_and_get_stuck,
+        send_from_a_thread,
+        keep_folder,
     )
 }
 

@@ -23,7 +23,7 @@ from relay_queue.db.gate import gate_for
 from relay_queue.worker import supervisor
 from relay_queue.worker.children import Child
 from relay_queue.worker.gatewatch import GateWatch
-from relay_queue.worker.options import READY, WorkerOptions
+from relay_queue.worker.options import ANSWERED, READY, WAITS, WorkerOptions
 from relay_queue.worker.supervisor import Supervisor
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -80,6 +80,22 @@ def hang(say: Say, options: WorkerOptions, control: int) -> int:
     say("hang")
     while True:
         time.sleep(60)
+
+
+def wait_for_database(say: Say, options: WorkerOptions, control: int) -> int:
+    """Get ready once the database answers, which is when a file exists."""
+    os.write(control, WAITS)
+    say("waits")
+    while not os.path.exists(json.loads(sys.argv[1])["log"] + ".database"):
+        time.sleep(0.01)
+    os.write(control, ANSWERED)
+    return obey(say, options, control)
+
+
+def hang_beside_database(say: Say, options: WorkerOptions, control: int) -> int:
+    """Hear from the database at once, and never get ready."""
+    os.write(control, WAITS + ANSWERED)
+    return hang(say, options, control)
 
 
 def crash(say: Say, options: WorkerOptions, control: int) -> int:

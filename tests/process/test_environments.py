@@ -291,6 +291,23 @@ def test_sigterm_at_any_point_of_start_claim_and_end_is_a_polite_stop(
     assert {tuple(farm.outcomes(job)) for ids in jobs.values() for job in ids} == {("acked",)}
 
 
+def test_a_worker_that_is_replaced_while_the_writer_is_held_waits_as_long_as_it_takes(
+    farm: Farm,
+) -> None:
+    farm.relay["READY_TIMEOUT_SECONDS"] = 1
+    supervisor = farm.work(processes=2)
+    with writer_taken(farm):
+        os.kill(farm.workers()[0], signal.SIGKILL)
+        # Said after five seconds: five times as long as a start may take.
+        wait_until(lambda: "takes no writes" in farm.log(supervisor), message=farm.everything)
+    jobs = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(8)]  # all slots of both
+    for job in jobs:
+        farm.wait_runs(job)
+    farm.make("go")
+    farm.wait_finished()
+    assert farm.log(supervisor).count("starting another") == 1, "only the killed one was replaced"
+
+
 def test_a_worker_that_hangs_at_its_start_is_replaced(farm: Farm) -> None:
     farm.relay["READY_TIMEOUT_SECONDS"] = 1.5
     farm.make("hang")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from django.db import connection
 from relay_queue import store
 from relay_queue.models import Job, Lease
 from tests import postgresql
-from tests.conftest import wait_until
+from tests.conftest import DATABASE_VARIABLE, STOP_SECONDS, wait_until
 from tests.process import chores
 from tests.process.farm import Farm, is_alive, on_postgresql
 from tests.process.test_kill_rounds import JOBS, assert_ledger_explains_all, enqueue_mixture
@@ -51,6 +54,65 @@ def fragile_server(cluster: postgresql.Server) -> Iterator[postgresql.Server]:
 def postgresql_url(fragile_server: postgresql.Server) -> str:
     """Return the address of a database on that server; it goes with the server."""
     return fragile_server.create(f"test_{uuid.uuid4().hex}")
+
+
+def test_a_worker_that_is_replaced_while_the_server_is_away_waits_as_long_as_it_takes(
+    farm: Farm, fragile_server: postgresql.Server
+) -> None:
+    farm.relay |= {"READY_TIMEOUT_SECONDS": 1, "POLL_SECONDS": 1}
+    supervisor = farm.work(processes=2)
+    victim = farm.workers()[0]
+    connection.close()
+    fragile_server.stop("fast")
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: "by SIGKILL" in farm.log(supervisor), message=lambda: farm.log(supervisor))
+    # Its second word comes ten seconds later: ten times as long as a start may take.
+    wait_until(lambda: "s so far" in farm.log(supervisor), message=lambda: farm.log(supervisor))
+    fragile_server.start()
+    reconnect()
+    jobs = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(8)]  # all slots of both
+    for job in jobs:
+        farm.wait_runs(job)
+    farm.make("go")
+    farm.wait_finished()
+    said = farm.log(supervisor)
+    assert said.count("starting another") == 1, "only the one that was killed was replaced"
+    assert "The database is reached after" in said
+
+
+def test_runworker_waits_for_a_server_that_is_started_later(
+    farm: Farm, fragile_server: postgresql.Server
+) -> None:
+    job = farm.enqueue(chores.note)
+    connection.close()
+    fragile_server.stop("fast")
+    supervisor = farm.spawn(*farm.command())
+    told_to_stop = farm.spawn(*farm.command())
+    for process in (supervisor, told_to_stop):
+        wait_until(
+            lambda process=process: "The database is not reached; waiting" in farm.log(process),
+            message=lambda process=process: farm.log(process),
+        )
+    told_to_stop.terminate()
+    assert told_to_stop.wait(STOP_SECONDS) == 128 + signal.SIGTERM
+    fragile_server.start()
+    reconnect()
+    farm.wait_state(job, "succeeded")
+
+
+@pytest.mark.parametrize("wrong", ["name", "role"])
+def test_runworker_does_not_wait_for_what_the_server_refuses(
+    farm: Farm, fragile_server: postgresql.Server, wrong: str
+) -> None:
+    part, other = (r"/test_\w+\?", "/nowhere?") if wrong == "name" else (r"//\w+@", "//nobody@")
+    address = re.sub(part, other, str(farm.database))
+    assert address != farm.database
+    process = farm.spawn(*farm.command(), env={DATABASE_VARIABLE: address})
+    assert process.wait(STOP_SECONDS) == 1
+    said = farm.log(process)
+    assert "does not exist" in said
+    assert "waiting" not in said
+    assert "migrate" not in said, "the tables are not what is missing"
 
 
 def reconnect() -> None:

@@ -292,6 +292,26 @@ def test_a_worker_that_hangs_at_its_start_is_killed_and_in_the_end_given_up(
     assert_nothing_left(supervised)
 
 
+def test_time_in_which_the_database_does_not_answer_is_not_counted(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise("wait_for_database", ready_timeout=0.2)
+    worker = supervised.wait_for("waits")[0]
+    wait_until(lambda: alive_seconds(worker) > 2)  # ten times as long as it may take
+    Path(f"{supervised.log}.database").touch()
+    assert supervised.wait_for("ready") == [worker]
+    assert "not ready" not in supervised.output()
+
+
+def test_a_worker_that_hangs_beside_a_database_that_answers_is_killed(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise("hang_beside_database", ready_timeout=0.1)
+    assert supervised.end() == 1
+    assert "not ready within 0.1 s" in supervised.output()
+    assert_nothing_left(supervised)
+
+
 def test_draining_ends_when_all_workers_have_nothing_left(
     supervise: Callable[..., Supervised],
 ) -> None:

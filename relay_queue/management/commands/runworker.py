@@ -18,8 +18,14 @@ from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.management.preflight import database_fault
 from relay_queue.worker import reload
 from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker.lifetime import leave
+from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import WorkerOptions
+from relay_queue.worker.signalling import stopped_at_once
 from relay_queue.worker.supervisor import Supervisor
+
+LOG_SECONDS = 1.0
+"""How much longer the last lines of the log may take to be written."""
 
 # The column holds 100 characters, and each process adds its number.
 MAX_NAME_CHARS = 90
@@ -53,7 +59,11 @@ class Command(BaseCommand):
         if given["reload"] and given["parent_fd"] is None:
             code = reload.run()
         else:
-            code = self._supervise(options, processes, settings, given)
+            with stopped_at_once():  # the wait for a database that is away has no end
+                code = self._supervise(options, processes, settings, given)
+        if not log_writer.finish(LOG_SECONDS):
+            # Nobody reads the log. Python's own way out would wait for somebody who does.
+            leave(code)
         if code:
             raise SystemExit(code)
 

@@ -146,6 +146,14 @@ class Dialect(ABC):
         """Raise an error whose trouble is ``replaced`` if that is so; a server has no file."""
 
     @abstractmethod
+    def comes_back(self, error: Exception) -> bool:
+        """Say whether this error of a first look at the database may go away by waiting.
+
+        A server that is away comes back. One that refuses this user or knows no such database does
+        so until somebody changes the settings.
+        """
+
+    @abstractmethod
     def was_sacrificed(self, error: Exception) -> bool:
         """Say whether a transaction was undone only for the sake of another one.
 

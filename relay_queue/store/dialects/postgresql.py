@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
 
 from relay_queue import clock
 from relay_queue.db.watched import is_watched
@@ -204,6 +206,17 @@ class PostgreSQLDialect(Dialect):
     def check_file(self, connection: BaseDatabaseWrapper) -> None:
         """Nothing to do: the server looks after its own files."""
 
+    def comes_back(self, error: Exception) -> bool:
+        """Read the SQLSTATE; where connecting failed there is none, so ask whether a server answers."""
+        if self.diagnose(error) != "lost":
+            return self.diagnose(error) in ("busy", "full")
+        attempt = getattr(error.__cause__, "pgconn", None)
+        if getattr(error.__cause__, "sqlstate", None) is not None or attempt is None:
+            return True
+        given = {one.keyword.decode(): one.val.decode() for one in attempt.info if one.val}
+        # libpq's own question, which needs no name or password that the server knows.
+        return pq.PGconn.ping(make_conninfo(**given).encode()) in _NOT_NOW
+
     def was_sacrificed(self, error: Exception) -> bool:
         """Read the SQLSTATE: a deadlock, or a serialization failure."""
         return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED
@@ -241,6 +254,9 @@ _TROUBLES: dict[str, Trouble] = {
     "53300": "lost",  # too many connections
     "57014": "busy",  # one statement was stopped, by a timeout or an operator
 }
+
+# Nobody answers, or the server is starting or stopping.
+_NOT_NOW: Final = frozenset({pq.Ping.NO_RESPONSE, pq.Ping.REJECT})
 
 _SACRIFICED: Final = frozenset({"40001", "40P01"})
 

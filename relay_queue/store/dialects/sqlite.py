@@ -134,6 +134,10 @@ class SQLiteDialect(Dialect):
         with connection.wrap_database_errors:
             replaced.check(connection)
 
+    def comes_back(self, error: Exception) -> bool:
+        """Say so of a file that others hold, and of a full disk."""
+        return self.diagnose(error) in ("busy", "full")
+
     def was_sacrificed(self, error: Exception) -> bool:
         """Say no: with one writer at a time there is nobody to meet."""
         return False
