@@ -65,7 +65,7 @@ def context(request: HttpRequest, job: Job, site: str) -> dict[str, Any]:
         "options": _options(job),
         "may_see_payload": may_see,
         "arguments": payloads.arguments(job.task, job.payload) if may_see else "",
-        "result": payloads.result(job.result) if may_see else "",
+        "result": payloads.result(job.task, job.result) if may_see else "",
         "related": _related(job, alias, now),
         **_ledger(request, leases, now, site),
     }
