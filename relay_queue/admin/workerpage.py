@@ -10,11 +10,11 @@ from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
 
-from relay_queue.admin import attempts, cells, words
+from relay_queue.admin import attempts, cells, sight, words
 from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.facts import Fact
-from relay_queue.models import Worker, WorkerOrder
+from relay_queue.models import Lease, Worker, WorkerOrder
 from relay_queue.store import inspect, minutes, standing
 from relay_queue.store.minutes import Recent
 
@@ -43,11 +43,12 @@ def context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, Any
 
 def _leases(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
     """Return what it holds and what it had last, for those who may view leases."""
-    if not request.user.has_perm("relay_queue.view_lease"):
+    if not sight.may_view(request, links.site, Lease):
         return {"may_see_leases": False}
-    held = attempts.leases().filter(worker=worker.pk, ended_at__isnull=True)
+    leases = attempts.leases(request, links.site)
+    held = leases.filter(worker=worker.pk, ended_at__isnull=True)
     found = sorted(held.order_by("expires_at")[: MOST_OPEN + 1], key=lambda each: each.acquired_at)
-    ended = attempts.read(standing.last_ended(worker, MOST_ENDED))
+    ended = attempts.read(leases, standing.last_ended(worker, MOST_ENDED))
     return {
         "may_see_leases": True,
         "held": attempts.rows(found[:MOST_OPEN], now, links),
