@@ -19,7 +19,13 @@ from tests.admin.acting import person, said
 from tests.admin.tenants import SITE
 from tests.store import actions
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.admin.tenants")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls("tests.admin.tenants")]
+
+
+@pytest.fixture
+def transactional_db(people_on_each_engine: None) -> None:
+    """Stand in for the fixture of that name: real transactions, on each engine in turn."""
+
 
 EVERYTHING = (
     *("view_dashboard", "view_payload", "view_bulkact", "cancel_job", "requeue_job"),

@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.admin.lists import folding
 from relay_queue.admin.lists.criteria import Criteria
 
 MOST_ID_DIGITS: Final = 18
@@ -45,7 +46,7 @@ class Term:
             case "key":
                 return Q(idempotency_key=self.word)
             case _:
-                return Q(last_error__icontains=self.word)
+                return folding.contains("last_error", self.word)
 
     def tell(self, asked: Criteria) -> None:
         """Add the search to what is asked for."""
