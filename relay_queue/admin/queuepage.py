@@ -51,7 +51,7 @@ def context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
 
 def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
     """Return what the counters tell, for those who may see all jobs that they count."""
-    if not sight.counters_tell(request, links.site):
+    if not sight.counters_tell(request, links.site, Queue):
         limits = ((_("Capacity"), queue.capacity), (_("Max running"), queue.max_running))
         shown = [Fact(name, _("no limit") if n is None else words.number(n)) for name, n in limits]
         return {"may_see_counts": False, "facts": [*shown, *_settings(queue, now)]}

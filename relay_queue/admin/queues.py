@@ -51,7 +51,7 @@ class QueueAdmin(QueueActs, DetailAdmin):
     def get_list_display(self, request: HttpRequest) -> Any:
         """Leave out the numbers of jobs where they count some that this person may not see."""
         shown = super().get_list_display(request)
-        if sight.counters_tell(request, self.admin_site):
+        if sight.counters_tell(request, self.admin_site, Queue):
             return shown
         return [column for column in shown if column not in COUNTED]
 

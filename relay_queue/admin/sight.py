@@ -15,7 +15,7 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
 
 from relay_queue import conf
-from relay_queue.models import Job, Lease, Queue
+from relay_queue.models import Job, Lease
 
 APP: Final = Job._meta.app_label
 
@@ -85,21 +85,21 @@ def of_jobs(
 
 def limits_jobs(request: HttpRequest, site: AdminSite) -> bool:
     """Say whether a site keeps jobs from this viewer, so that the counters count too many."""
-    return is_limited(jobs(request, site), whole(Job))
+    return limits(request, site, Job)
 
 
-def counters_tell(request: HttpRequest, site: AdminSite) -> bool:
-    """Say whether a viewer may be shown the counters of the queues that they may see.
+def counters_tell(request: HttpRequest, site: AdminSite, model: type[Model]) -> bool:
+    """Say whether a viewer may be shown the counters of the queues, or workers, that they may see.
 
-    They count every job of a queue. Where jobs are limited and queues are not, some of those are
-    hidden; a site that limits queues, too, has said which ones are seen whole.
+    They count every job of one. Where jobs are limited and these are not, some of the jobs are
+    hidden; a site that limits these, too, has said which ones are seen whole.
     """
-    return not limits_jobs(request, site) or limits_queues(request, site)
+    return not limits_jobs(request, site) or limits(request, site, model)
 
 
-def limits_queues(request: HttpRequest, site: AdminSite) -> bool:
-    """Say whether a site keeps queues from this viewer."""
-    return is_limited(rows(request, site, Queue), whole(Queue))
+def limits(request: HttpRequest, site: AdminSite, model: type[Model]) -> bool:
+    """Say whether a site keeps rows of a table from this viewer."""
+    return is_limited(rows(request, site, model), whole(model))
 
 
 def is_limited(found: QuerySet[Any], own: QuerySet[Any]) -> bool:

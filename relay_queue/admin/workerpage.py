@@ -14,6 +14,7 @@ from relay_queue.admin import attempts, cells, sight, words
 from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.facts import Fact
+from relay_queue.admin.lists import names
 from relay_queue.models import Lease, Worker, WorkerOrder
 from relay_queue.store import inspect, minutes, standing
 from relay_queue.store.minutes import Recent
@@ -25,20 +26,38 @@ MOST_ENDED: Final = 20
 def context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, Any]:
     """Return what the template of the page needs."""
     now = inspect.now()
-    hour = minutes.recent(now, worker_id=worker.pk)
     return {
         "worker": worker,
         "badge": panels.worker_badge(worker, _since(worker.heartbeat_at, now)),
         "order": _order(worker, now),
         "facts": _facts(worker, now),
-        "serves": [linked(name, links.queue(name)) for name in panels.queues_of(worker)],
+        **_done(request, worker, now, links),
+        "attempts_url": links.attempts_of(worker.pk),
+        **_leases(request, worker, now, links),
+    }
+
+
+def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
+    """Return what it serves and did, for those who may see all jobs that this is about."""
+    queues = panels.queues_of(worker)
+    if not sight.counters_tell(request, links.site, Worker):
+        seen = names.shown(request, links.site).queues
+        return {"may_see_counts": False, "serves": _linked(seen, queues, links) if queues else []}
+    hour = minutes.recent(now, worker_id=worker.pk)
+    return {
+        "may_see_counts": True,
+        "serves": _linked(queues, queues, links),
         "totals": _totals(worker, hour),
         "chart": charts.throughput(
             "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
         ),
-        "attempts_url": links.attempts_of(worker.pk),
-        **_leases(request, worker, now, links),
     }
+
+
+def _linked(seen: list[str], queues: list[str], links: Links) -> list[SafeString]:
+    """Return the queues that may be seen, each with its page, and dots for the others."""
+    shown = [linked(name, links.queue(name)) for name in queues if name in set(seen)]
+    return shown if len(shown) == len(queues) else [*shown, linked("…", "")]
 
 
 def _leases(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:

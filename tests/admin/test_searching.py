@@ -41,7 +41,8 @@ def found(client: Client, text: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "text", ["Größe", "İstanbul ışık", "Ошибка данных", "中文错误", "Café", "ÀÉÎ", "Timeout", "ﬁnanzamt"]
+    "text",
+    ["Größe", "İstanbul ışık", "Ошибка данных", "中文错误", "Café", "ÀÉÎ", "Timeout", "ﬁnanzamt"],
 )
 def test_error_is_found_in_any_case_of_any_script(admin: Client, text: str) -> None:
     job_id = failed(f"ValueError: {text} was there")

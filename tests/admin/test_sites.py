@@ -193,15 +193,19 @@ def test_site_that_limits_queues_too_shows_those_it_leaves_whole(
     assert Queue.objects.get(pk="bob-secret").paused_at is None
 
 
-def test_worker_page_shows_no_lease_of_a_hidden_job(ann: Client) -> None:
-    worker = actions.register(name="anna")
+def test_worker_page_shows_no_lease_of_a_hidden_job_and_counts_none(ann: Client) -> None:
+    worker = actions.register(name="anna", queues=["ann-mail", "bob-secret"])
     for queue in ("bob-secret", "bob-secret", "ann-mail"):
         actions.claim(1, queue, worker_id=worker)
     actions.nack(actions.claim(1, "bob-secret", worker_id=worker)[0], fatal=True)
     page = ann.get(f"{SITE}worker/{worker}/change/").content.decode()
     assert "payroll" not in page
     assert "bob-secret" not in page
+    assert "ann-mail" in page
     assert "1 of " in page
+    assert "relay-totals" not in page
+    listed = ann.get(f"{SITE}worker/").context["cl"]
+    assert not {"ran_well", "ran_badly", "came_late"} & set(listed.list_display)
 
 
 def test_related_jobs_are_those_that_the_site_shows(ann: Client, mine: list[int]) -> None:
@@ -367,6 +371,17 @@ def test_of_sites_that_share_a_name_the_one_with_addresses_is_meant() -> None:
     assert sites.named("tenants") is tenants.tenants
     assert sites.named("twin") is tenants.other_twin
     assert sites.named("nobody") is None
+
+
+def test_bulk_act_of_one_of_two_sites_of_a_name_is_not_begun(
+    ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants.other_twin, "name", "tenants")
+    question = ask(ann)
+    monkeypatch.setattr(sites, "_served", lambda name: tenants.other_twin)
+    response = ann.post(f"{SITE}job/", dict(question.context["hidden"]))
+    assert "another admin site has the name 'tenants', too" in said(response)
+    assert not BulkAct.objects.exists()
 
 
 def test_site_without_a_page_of_bulk_acts_begins_them_all_the_same(

@@ -105,7 +105,7 @@ class JobActs(Acts):
         new = replace(new, matched=matching.counted(ids))
 
         def begin() -> tuple[int, bool]:
-            matching.require_repeatable(new, act, rows)
+            matching.require_repeatable(new, act, rows, self.admin_site)
             return start(new, request.user.pk)
 
         begun = attempt(request, begin)

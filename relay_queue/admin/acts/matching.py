@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from django.apps import apps
+from django.contrib.admin import AdminSite
 from django.contrib.admin.exceptions import NotRegistered
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.auth import get_user_model
@@ -124,12 +125,14 @@ def rows_of(bulk: BulkAct | NewBulkAct, act: JobAct) -> QuerySet[Any]:
         raise Stopped(f"admin site {bulk.site!r} cannot list jobs in a worker: {what}") from error
 
 
-def require_repeatable(new: NewBulkAct, act: JobAct, shown: QuerySet[Any]) -> None:
-    """Check that a worker will list what was ``shown`` in a request.
+def require_repeatable(new: NewBulkAct, act: JobAct, shown: QuerySet[Any], site: AdminSite) -> None:
+    """Check that a worker will list what was ``shown`` in a request, and by the same ``site``.
 
     Raises `Stopped` if it cannot, or if the site asks for more than the user: what it shows by
     the address of a tenant, say, a worker would not know.
     """
+    if sites.named(new.site) is not site:
+        raise Stopped(f"another admin site has the name {new.site!r}, too. Give each its own.")
     found = targets(rows_of(new, act), act, new.upper_id)
     if sight.is_limited(found, targets(shown, act, new.upper_id)):
         raise Stopped(

@@ -19,6 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
+from relay_queue.admin import sight
 from relay_queue.admin.acts.catalogue import Act, Done
 from relay_queue.admin.acts.doing import BATCH, attempt, do, tell
 from relay_queue.store.bounds import is_storable
@@ -228,9 +229,11 @@ class Acts(Base):
 
     def _visible(self, request: HttpRequest) -> QuerySet[Any]:
         """Return what this person may see of the whole table, of which this list may be a part."""
-        if self.admin_site.is_registered(self.acts_model):
-            return self.admin_site.get_model_admin(self.acts_model).get_queryset(request)
-        return self.get_queryset(request)
+        page: Any = sight.page_of(self.admin_site, self.acts_model)
+        if page is None or not page.has_view_permission(request):
+            return self.get_queryset(request)
+        rows: QuerySet[Any] = page.get_queryset(request)
+        return rows
 
     def _counted(self, count: int, beyond: bool) -> str:
         opts = self.opts

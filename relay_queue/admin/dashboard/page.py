@@ -20,7 +20,7 @@ from relay_queue.admin.dashboard import charts, panels, tiles
 from relay_queue.admin.dashboard.attention import notices
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.reading import ReadingAdmin
-from relay_queue.models import Dashboard
+from relay_queue.models import Dashboard, Job, Queue, Worker
 from relay_queue.store import overview
 from relay_queue.store.minutes import Histogram
 from relay_queue.store.overview import Overview
@@ -57,8 +57,9 @@ class DashboardAdmin(ReadingAdmin):
         """
         if not request.user.has_perm(PERMISSION):
             return False
-        limits = (sight.limits_jobs, sight.limits_queues)
-        return not any(limit(request, self.admin_site) for limit in limits)
+        return not any(
+            sight.limits(request, self.admin_site, model) for model in (Job, Queue, Worker)
+        )
 
     def page(self, request: HttpRequest) -> TemplateResponse:
         """Show the whole page, its figures included: there is nothing to wait for."""
