@@ -83,9 +83,10 @@ class Redactor:
     @cached_property
     def _mark(self) -> re.Pattern[str]:
         """What a name looks like in a text: quoted or escaped or not, before a colon or an equals."""
-        names = "|".join(re.escape(name).replace("_", "[-_]") for name in sorted(self._plain))
+        spelled = {name.lower().replace("-", "_") for name in self.names} | self._plain
+        names = "|".join(re.escape(name).replace("_", "[-_]") for name in sorted(spelled))
         # A letter of JSON may be written as its number; then any key may be a name.
-        return re.compile(rf"(?:{names})[\"'\\\s\]]*[:=]|\\u00[2-7]", re.IGNORECASE)
+        return re.compile(rf"(?:{names})[\"'\\\s\]]*[:=]|\\u[0-9a-f]{{4}}", re.IGNORECASE)
 
     def _places(self, task: str) -> Callable[[int], bool]:
         """Return what says of a place whether its argument may be one to hide."""

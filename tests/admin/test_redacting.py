@@ -31,6 +31,9 @@ SECRET = "hunter2"
         {"body": json.dumps(json.dumps({"password": SECRET}))},
         {"body": json.dumps({"password": SECRET})[:-1]},
         {"body": '{"p\\u0061ssword": "hunter2"}'},
+        {"body": json.dumps({"Größe": SECRET})},
+        {"body": f"GRÖSSE: {SECRET}"},
+        {"body": f"größe={SECRET}"},
         {"body": f"user=ada&password={SECRET}"},
         {"body": f"{{'password': '{SECRET}'}}"},
         {"body": f"Password : {SECRET}"},
@@ -38,13 +41,13 @@ SECRET = "hunter2"
     ids=str,
 )
 def test_name_hides_its_value_in_any_case_and_in_texts(settings: Any, value: Any) -> None:
-    settings.RELAY = {"REDACT": ["password", "api_key"]}
+    settings.RELAY = {"REDACT": ["password", "api_key", "Größe"]}
     kwargs = json.dumps({"args": [], "kwargs": {**value, "seen": "Grace"}})
     shown = payloads.arguments("no.task", kwargs)
     assert SECRET not in shown
     assert "Grace" in shown
     assert SECRET not in payloads.result("no.task", json.dumps(value))
-    assert SECRET not in json.dumps(Redactor(("password", "api_key")).all(value))
+    assert SECRET not in json.dumps(Redactor(("password", "api_key", "Größe")).all(value))
 
 
 def test_text_without_a_name_stays_as_it_is(settings: Any) -> None:

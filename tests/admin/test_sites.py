@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -397,3 +401,24 @@ def test_site_without_a_page_of_bulk_acts_begins_them_all_the_same(
     assert re.search(r"A worker does it: bulk act \d+", said(response))
     run_pending("default")
     assert BulkAct.objects.get().changed == 5
+
+
+def test_worker_finds_a_site_of_which_it_has_imported_nothing() -> None:
+    code = (
+        "import django; django.setup()\n"
+        "from django.conf import settings; settings.ROOT_URLCONF = 'tests.admin.tenants'\n"
+        "from relay_queue.admin.acts import sites\n"
+        "import sys; assert 'tests.admin.tenants' not in sys.modules\n"
+        "from relay_queue.models import Job\n"
+        "print(type(sites.named('tenants').get_model_admin(Job)).__name__)"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "TenantJobs"
