@@ -39,6 +39,11 @@ class Redactor:
         """Whether anything is to be hidden."""
         return bool(self._plain)
 
+    @cached_property
+    def word(self) -> str:
+        """What stands in the place of a value: translated once, since there may be very many."""
+        return hidden()
+
     def hides(self, name: object) -> bool:
         """Say whether a name is one of those."""
         return _plain(str(name)) in self._plain
@@ -46,7 +51,7 @@ class Redactor:
     def all(self, value: Any, depth: int = 0) -> Any:
         """Return a value of JSON with everything hidden that a name hides."""
         if isinstance(value, dict):
-            return {k: hidden() if self.hides(k) else self.all(v, depth) for k, v in value.items()}
+            return {k: self.word if self.hides(k) else self.all(v, depth) for k, v in value.items()}
         if isinstance(value, list):
             return [self.all(item, depth) for item in value]
         return self.text(value, depth) if isinstance(value, str) else value
@@ -60,11 +65,11 @@ class Redactor:
         if not self or not self._mark.search(text):
             return text
         if depth >= MOST_TEXTS_IN_TEXTS:
-            return hidden()
+            return self.word
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            return hidden()
+            return self.word
         if not isinstance(value, (dict, list, str)):
             return text
         return json.dumps(self.all(value, depth + 1), ensure_ascii=False)
@@ -76,8 +81,8 @@ class Redactor:
         """
         if not self or not isinstance(value, dict) or not isinstance(value.get("args"), list):
             return value
-        places = self._places(task)
-        shown = [hidden() if places(place) else item for place, item in enumerate(value["args"])]
+        places, word = self._places(task), self.word
+        shown = [word if places(place) else item for place, item in enumerate(value["args"])]
         return {**value, "args": shown}
 
     @cached_property

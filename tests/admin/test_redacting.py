@@ -149,6 +149,22 @@ def test_nothing_behind_the_limit_is_laid_out_or_looked_at() -> None:
     assert _Counted.asked < payloads.MOST_SHOWN_CHARS
 
 
+def test_very_many_hidden_arguments_are_worded_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RELAY = {"REDACT": ["password"]}
+    worded: list[str] = []
+
+    def word() -> str:
+        worded.append("(hidden)")
+        return worded[-1]
+
+    monkeypatch.setattr(redacting, "hidden", word)
+    shown = payloads.arguments("no.task", json.dumps({"args": [SECRET] * 10_000, "kwargs": {}}))
+    assert SECRET not in shown
+    assert len(worded) == 1
+
+
 @pytest.mark.parametrize(
     "value",
     [[], {}, None, 1, "text", [[]], {"a": {}}, {"a": [1, {"b": None}], "ü": [True, 1.5, "ß\n"]}],

@@ -75,7 +75,7 @@ def _container(
     begin = brackets[0]
     for label, key, item in items:
         yield begin + inner + label
-        shown = texts.hidden() if key is not None and redactor.hides(key) else item
+        shown = redactor.word if key is not None and redactor.hides(key) else item
         yield from pieces(shown, redactor, inner)
         begin = ","
     yield margin + brackets[1]
