@@ -7,6 +7,7 @@ system checks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -24,6 +25,7 @@ MAX_QUEUE_NAME_CHARS: Final = 100
 _DAY: Final = 86_400.0
 _YEAR: Final = 365 * _DAY
 _INT32: Final = 2_147_483_647
+_DOTTED: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 # A parser takes a value and returns it in its final form, or raises _Invalid with what to do.
 _Parser = Callable[[Any], Any]
 
@@ -179,6 +181,12 @@ def _parse_redact(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _parse_formatter(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and _DOTTED.fullmatch(value)):
+        raise _Invalid('Use the dotted path of a function, such as "shop.console.shown", or None.')
+    return value
+
+
 def _parse_acts_backend(value: Any) -> str | None:
     if value is None:
         return None
@@ -201,6 +209,8 @@ class RelaySettings:
     """The queues that exist: names, or names with options. None creates queues on first use."""
     redact: tuple[str, ...] = _parsed((), _parse_redact)
     """Names of arguments whose values the console hides."""
+    formatter: str | None = _parsed(None, _parse_formatter)
+    """Dotted path of a function that words arguments, results and errors for the console."""
     acts_backend: str | None = _parsed(None, _parse_acts_backend)
     """Alias of ``TASKS`` through which the console enqueues bulk acts; None is the first of ours."""
     acts_queue: str | None = _parsed(None, _parse_acts_queue)

@@ -380,6 +380,8 @@ class BulkAct(models.Model):
     # As text and without a constraint: people may live in another database.
     user_id = models.CharField(_("user id"), max_length=64)
     username = models.CharField(_("user"), max_length=255)
+    # Each admin site may show other jobs to the same person.
+    site = models.CharField(_("admin site"), max_length=255)
     job_id = models.BigIntegerField(_("job"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
     cancelled_at = models.DateTimeField(_("cancelled at"), null=True, blank=True)

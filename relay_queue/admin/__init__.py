@@ -2,7 +2,7 @@
 
 from relay_queue.admin.acts.bulkpage import BulkActAdmin
 from relay_queue.admin.dashboard import DashboardAdmin
-from relay_queue.admin.jobs import JobAdmin
+from relay_queue.admin.jobs import DeadLetterAdmin, JobAdmin, RetryAdmin
 from relay_queue.admin.leases import LeaseAdmin
 from relay_queue.admin.queues import QueueAdmin
 from relay_queue.admin.workers import WorkerAdmin
@@ -10,8 +10,10 @@ from relay_queue.admin.workers import WorkerAdmin
 __all__ = [
     "BulkActAdmin",
     "DashboardAdmin",
+    "DeadLetterAdmin",
     "JobAdmin",
     "LeaseAdmin",
     "QueueAdmin",
+    "RetryAdmin",
     "WorkerAdmin",
 ]

@@ -162,10 +162,10 @@ def attempt(lease: Any, now: datetime) -> SafeString:
 
 
 def worker(lease: Any) -> str:
-    """Name the worker of a lease: by its number if its row is gone."""
+    """Name the worker of a lease: by its number if its row is gone, or is not to be shown."""
     if lease.worker_id is None:
         return "–"
-    return str(lease.worker.name) if lease.worker else f"#{lease.worker_id}"
+    return str(lease.shown_worker.name) if lease.shown_worker else f"#{lease.worker_id}"
 
 
 def token(whole: str) -> str:

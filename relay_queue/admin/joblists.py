@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.utils import quote
@@ -15,8 +15,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue import conf
-from relay_queue.admin import badges, cells
-from relay_queue.admin.lists import searching, walks
+from relay_queue.admin import attempts, badges, cells, sight, texts
+from relay_queue.admin.lists import walks
 from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.filters import (
     CreatedFilter,
@@ -34,6 +34,9 @@ from relay_queue.models import Job, Lease, Queue
 from relay_queue.states import State
 from relay_queue.store import verdicts
 
+OF_LEASES: Final = frozenset({"last_attempt", "verdict"})
+"""Columns that show what the ledger tells."""
+
 
 class JobList(WalkingAdmin):
     """A list of jobs. Subclasses choose the columns, the filters and the order."""
@@ -49,7 +52,7 @@ class JobList(WalkingAdmin):
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
         """Keep the jobs that the search means; one that means nothing finds none."""
-        term = searching.parse(search_term)
+        term = self.parse_search(request, search_term)
         if term is None:
             return queryset, False
         return (queryset.none() if term.fault else queryset.filter(term.condition)), False
@@ -58,27 +61,48 @@ class JobList(WalkingAdmin):
         """Choose the index for what was asked."""
         return walks.jobs(asked, names)
 
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Leave out what the ledger tells from those who may not view leases."""
+        shown = super().get_list_display(request)
+        if sight.may_view(request, self.admin_site, Lease):
+            return shown
+        return [column for column in shown if column not in OF_LEASES]
+
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        """Leave out the filter by verdict likewise: it tells as much as the column."""
+        filters = super().get_list_filter(request)
+        if sight.may_view(request, self.admin_site, Lease):
+            return filters
+        return [each for each in filters if each is not VerdictFilter]
+
     def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
-        """Read the jobs of one page, with their newest lease, its worker, and their verdict."""
-        alias = conf.get().database
-        newest = Lease.objects.filter(job=OuterRef("pk")).order_by("-id").values("pk")[:1]
-        jobs = verdicts.annotate(self.get_queryset(request).filter(pk__in=ids)).annotate(
-            newest_lease_id=Subquery(newest)
-        )
-        rows = {job.pk: job for job in jobs.defer("payload", "result")}
-        leases = (
-            Lease.objects.using(alias)
-            .select_related("worker")
-            .defer("traceback")
-            .in_bulk([job.newest_lease_id for job in rows.values() if job.newest_lease_id])
-        )
-        aging = dict(Queue.objects.using(alias).values_list("name", "aging_seconds"))
-        now = cells.now()
+        """Read the jobs of one page; for those who may view leases, with their newest and verdict."""
+        jobs = self.get_queryset(request).filter(pk__in=ids)
+        may_see_leases = sight.may_view(request, self.admin_site, Lease)
+        if may_see_leases:
+            newest = sight.leases(request, self.admin_site).filter(job=OuterRef("pk"))
+            newest_id = Subquery(newest.order_by("-id").values("pk")[:1])
+            jobs = verdicts.annotate(jobs).annotate(newest_lease_id=newest_id)
+        rows: dict[int, Any] = {job.pk: job for job in jobs.defer("payload", "result")}
+        leases = self._leases(request, rows.values()) if may_see_leases else {}
+        aging = Queue.objects.using(conf.get().database).values_list("name", "aging_seconds")
+        aging_of, now = dict(aging), cells.now()
+        may_see_errors = sight.may_view_payload(request, self.admin_site)
         for job in rows.values():
-            job.newest_lease = leases.get(job.newest_lease_id)
-            job.aging_seconds = aging.get(job.queue)
+            job.newest_lease = leases.get(getattr(job, "newest_lease_id", None) or 0)
+            job.aging_seconds = aging_of.get(job.queue)
             job.now = now
+            job.shown_error = texts.last_error(job, job.newest_lease, may_see=may_see_errors)
         return rows
+
+    def _leases(self, request: HttpRequest, jobs: Iterable[Any]) -> dict[int, Any]:
+        """Return the newest leases of jobs, with their workers for those who may view workers."""
+        found = Lease.objects.using(conf.get().database).defer("traceback")
+        leases: dict[int, Any] = found.in_bulk(
+            [j.newest_lease_id for j in jobs if j.newest_lease_id]
+        )
+        attempts.name_workers(request, self.admin_site, leases.values())
+        return leases
 
     @admin.display(description=_("job"))
     def job(self, job: Job) -> int:
@@ -96,9 +120,9 @@ class JobList(WalkingAdmin):
         return cells.task(job)
 
     @admin.display(description=_("task"))
-    def task_and_error(self, job: Job) -> SafeString:
+    def task_and_error(self, job: Any) -> SafeString:
         """Show the task, and below it the last error."""
-        return cells.task(job, job.last_error)
+        return cells.task(job, job.shown_error)
 
     @admin.display(description=_("priority"))
     def priority_now(self, job: Any) -> SafeString:
@@ -126,9 +150,9 @@ class JobList(WalkingAdmin):
         return cells.verdict_badge(job.verdict)
 
     @admin.display(description=_("last error"))
-    def error(self, job: Job) -> SafeString:
+    def error(self, job: Any) -> SafeString:
         """Show the last error."""
-        return cells.error(job.last_error)
+        return cells.error(job.shown_error)
 
 
 class ProxyList(JobList):
@@ -137,16 +161,21 @@ class ProxyList(JobList):
     state: State
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Ask for the permission to view jobs."""
-        return bool(request.user.has_perm("relay_queue.view_job"))
+        """Ask as the page of jobs at this site does."""
+        return sight.may_view(request, self.admin_site, Job)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Show the list in the sidebar to those who may view it."""
         return self.has_view_permission(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Read the jobs in the state of this list."""
-        return super().get_queryset(request).filter(state=self.state)
+        """Read the jobs in the state of this list, of those that the page of jobs shows."""
+        rows = super().get_queryset(request).filter(state=self.state)
+        return sight.of_jobs(request, self.admin_site, rows, "pk")
+
+    def whole(self) -> QuerySet[Any]:
+        """Return the jobs in the state of this list."""
+        return super().whole().filter(state=self.state)
 
     def criteria(self) -> Criteria:
         """Ask for the state of this list."""

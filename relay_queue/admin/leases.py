@@ -13,8 +13,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.admin import badges, cells
-from relay_queue.admin.lists import searching, walks
+from relay_queue.admin import attempts, badges, cells, sight, texts
+from relay_queue.admin.lists import walks
 from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.filters import (
     JobQueueFilter,
@@ -25,7 +25,7 @@ from relay_queue.admin.lists.filters import (
 from relay_queue.admin.lists.names import Names
 from relay_queue.admin.lists.walk import Walk
 from relay_queue.admin.reading import WalkingAdmin
-from relay_queue.models import Lease
+from relay_queue.models import Job, Lease, Worker
 
 
 class GrantedFilter(SpanFilter):
@@ -81,7 +81,7 @@ class LeaseAdmin(WalkingAdmin):
     fields = (
         "job",
         "attempt",
-        "worker",
+        "worker_shown",
         "token_start",
         "acquired_at",
         "renewed_at",
@@ -94,18 +94,33 @@ class LeaseAdmin(WalkingAdmin):
         "refused_verb",
         "refused_reason",
     )
-    readonly_fields = ("token_start", "traceback_text")
+    readonly_fields = ("token_start", "traceback_text", "worker_shown")
 
     class Media:
         """The look of the page of one lease."""
 
         css: ClassVar[dict[str, list[str]]] = {"all": ["relay_queue/job.css"]}
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Read the leases of the jobs that the page of jobs at this site shows."""
+        return sight.of_jobs(request, self.admin_site, super().get_queryset(request))
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any | None:
+        """Return a lease with what this person may see of its worker and its traceback."""
+        lease = super().get_object(request, object_id, from_field)
+        if lease is not None:
+            attempts.name_workers(request, self.admin_site, [lease])
+            may_see = sight.may_view_payload(request, self.admin_site)
+            lease.shown_traceback = texts.traceback(lease, may_see=may_see)
+        return lease
+
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Find the leases of a job by its id."""
-        term = searching.parse(search_term, self.search_kinds)
+        term = self.parse_search(request, search_term)
         if term is None:
             return queryset, False
         return (queryset.none() if term.fault else queryset.filter(job=int(term.word))), False
@@ -116,9 +131,10 @@ class LeaseAdmin(WalkingAdmin):
 
     def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
         """Read the leases of one page with their jobs and workers."""
-        leases = self.get_queryset(request).filter(pk__in=ids).select_related("job", "worker")
+        leases = self.get_queryset(request).filter(pk__in=ids).select_related("job")
         now = cells.now()
         rows = {row.pk: row for row in leases.defer("traceback", "job__payload", "job__result")}
+        attempts.name_workers(request, self.admin_site, rows.values())
         for row in rows.values():
             row.now = now
         return rows
@@ -136,13 +152,27 @@ class LeaseAdmin(WalkingAdmin):
     @admin.display(description=_("job"))
     def job_link(self, lease: Lease) -> SafeString:
         """Show the job, and lead to its page."""
+        task = cells.task(lease.job)
+        if not self.admin_site.is_registered(Job):
+            return format_html("{} {}", lease.job_id, task)
         address = reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[lease.job_id])
-        return format_html('<a href="{}">{}</a> {}', address, lease.job_id, cells.task(lease.job))
+        return format_html('<a href="{}">{}</a> {}', address, lease.job_id, task)
 
     @admin.display(description=_("worker"))
     def worker_name(self, lease: Lease) -> str:
         """Show who held it."""
         return cells.worker(lease)
+
+    @admin.display(description=_("worker"))
+    def worker_shown(self, lease: Any) -> str:
+        """Show who held it, and lead to its page."""
+        worker = lease.shown_worker
+        if worker is None:
+            return cells.worker(lease)
+        address = f"{self.admin_site.name}:relay_queue_worker_change"
+        if not self.admin_site.is_registered(Worker):
+            return str(worker)
+        return format_html('<a href="{}">{}</a>', reverse(address, args=[worker.pk]), worker)
 
     @admin.display(description=_("granted"))
     def granted(self, lease: Any) -> SafeString:
@@ -174,6 +204,6 @@ class LeaseAdmin(WalkingAdmin):
         return cells.token(lease.token)
 
     @admin.display(description=_("traceback"))
-    def traceback_text(self, lease: Lease) -> SafeString:
+    def traceback_text(self, lease: Any) -> SafeString:
         """Show the traceback with its lines."""
-        return format_html('<pre class="relay-code">{}</pre>', lease.traceback)
+        return format_html('<pre class="relay-code">{}</pre>', lease.shown_traceback)

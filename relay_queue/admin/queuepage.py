@@ -10,8 +10,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from relay_queue import conf
-from relay_queue.admin import badges, cells, words
+from relay_queue.admin import badges, cells, sight, words
 from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, counted, linked
 from relay_queue.admin.facts import Fact
@@ -22,6 +21,8 @@ from relay_queue.store.minutes import Recent
 from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus
 
 MOST_NEXT: Final = 5
+NEXT_LOOKED_AT: Final = 100
+"""Jobs next in line among which those are looked for that a person may see."""
 MOST_WORKERS: Final = 20
 WORKERS_LOOKED_AT: Final = 500
 
@@ -39,14 +40,28 @@ class Waiting:
 def context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
     """Return what the template of the page needs."""
     now = inspect.now()
-    status = standing.of_queue(queue, now)
-    hour = minutes.recent(now, queue=queue.pk)
     return {
         "queue": queue,
         "badge": claims(queue),
+        **_standing(request, queue, now, links),
+        **_next(request, queue, now, links),
+        **_workers(request, queue, now, links),
+    }
+
+
+def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
+    """Return what the counters tell, for those who may see all jobs that they count."""
+    if not sight.counters_tell(request, links.site, Queue):
+        limits = ((_("Capacity"), queue.capacity), (_("Max running"), queue.max_running))
+        shown = [Fact(name, _("no limit") if n is None else words.number(n)) for name, n in limits]
+        return {"may_see_counts": False, "facts": [*shown, *_settings(queue, now)]}
+    status = standing.of_queue(queue, now)
+    hour = minutes.recent(now, queue=queue.pk)
+    return {
+        "may_see_counts": True,
         "capacity": panels.capacity_meter(status.unfinished, queue.capacity),
         "running": panels.running_meter(status.counts.get(State.RUNNING, 0), queue.max_running),
-        "facts": _facts(queue, status, now),
+        "facts": [_oldest_wait(status), *_settings(queue, now)],
         "depths": [
             (badges.state_badge(state), counted(status.counts.get(state, 0), address))
             for state in State
@@ -57,8 +72,6 @@ def context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
         "chart": charts.throughput(
             "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
         ),
-        **_next(request, queue, now, links),
-        **_workers(request, queue, now, links),
     }
 
 
@@ -69,14 +82,18 @@ def claims(queue: Queue) -> SafeString:
     return badges.badge("paused", _("Paused"), badges.PAUSE)
 
 
-def _facts(queue: Queue, status: QueueStatus, now: datetime) -> list[Fact]:
+def _oldest_wait(status: QueueStatus) -> Fact:
     waited = words.duration(status.oldest_wait_seconds)
     if status.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST:
         waited = f"≥ {waited}"
+    return Fact(_("Oldest wait"), waited)
+
+
+def _settings(queue: Queue, now: datetime) -> list[Fact]:
     aging = _("none: strict priority")
     if queue.aging_seconds is not None:
         aging = _("one class in %(time)s") % {"time": words.duration(queue.aging_seconds)}
-    facts = [Fact(_("Oldest wait"), waited), Fact(_("Aging"), aging)]
+    facts = [Fact(_("Aging"), aging)]
     if queue.paused_at is not None:
         facts.append(Fact(_("Paused"), cells.ago(queue.paused_at, now)))
     return [*facts, Fact(_("Created"), cells.ago(queue.created_at, now))]
@@ -102,11 +119,14 @@ def _share(failure_rate: float | None) -> str:
 
 def _next(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
     """Return the jobs next in line, for those who may view jobs."""
-    if not request.user.has_perm("relay_queue.view_job"):
+    if not sight.may_view(request, links.site, Job):
         return {"may_see_jobs": False}
-    pks = standing.next_in_line(queue.pk, MOST_NEXT)
-    jobs = Job.objects.using(conf.get().database).defer("payload", "result").in_bulk(pks)
-    found: list[Any] = [jobs[pk] for pk in pks if pk in jobs]
+    pks = standing.next_in_line(queue.pk, NEXT_LOOKED_AT)
+    jobs = sight.jobs(request, links.site).defer("payload", "result")
+    if not sight.limits_jobs(request, links.site):
+        pks = pks[:MOST_NEXT]
+    seen = jobs.in_bulk(pks)
+    found: list[Any] = [seen[pk] for pk in pks if pk in seen][:MOST_NEXT]
     for job in found:
         job.aging_seconds = queue.aging_seconds
     return {
@@ -130,9 +150,9 @@ def _waited(job: Job, now: datetime) -> str:
 
 def _workers(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
     """Return the workers that serve the queue, for those who may view workers."""
-    if not request.user.has_perm("relay_queue.view_worker"):
+    if not sight.may_view(request, links.site, Worker):
         return {"may_see_workers": False}
-    live = Worker.objects.using(conf.get().database).filter(stopped_at__isnull=True)
+    live = sight.rows(request, links.site, Worker).filter(stopped_at__isnull=True)
     live = live.order_by("name", "id")[:WORKERS_LOOKED_AT]
     serving = [row for row in live if panels.serves(row, queue.pk)]
     shown = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
@@ -13,12 +13,15 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.admin import cells, queuepage, words
+from relay_queue.admin import cells, queuepage, sight, words
 from relay_queue.admin.acts.queues import QueueActs
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.reading import DetailAdmin
 from relay_queue.models import Queue, QueueCount
 from relay_queue.states import UNFINISHED, State
+
+COUNTED: Final = frozenset({"unfinished", "ready", "running", "dead"})
+"""Columns with numbers of jobs, from the counters."""
 
 
 @admin.register(Queue)
@@ -44,6 +47,13 @@ class QueueAdmin(QueueActs, DetailAdmin):
         links = Links(request, self.admin_site)
         title = gettext("Queue %(name)s") % {"name": shown.pk}
         return {"title": title, **queuepage.context(request, shown, links)}
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Leave out the numbers of jobs where they count some that this person may not see."""
+        shown = super().get_list_display(request)
+        if sight.counters_tell(request, self.admin_site, Queue):
+            return shown
+        return [column for column in shown if column not in COUNTED]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs; the counters are short and exact."""

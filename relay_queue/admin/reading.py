@@ -16,6 +16,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from relay_queue import conf
+from relay_queue.admin import sight
 from relay_queue.admin.lists import searching
 from relay_queue.admin.lists.changelist import WalkChangeList
 from relay_queue.admin.lists.criteria import Criteria
@@ -126,6 +127,8 @@ def _can_be_asked(query: QueryDict) -> bool:
 
 def _parameters(listed: Any) -> Sequence[str]:
     """Return the parameters of a filter: a choice has one, a span has four."""
+    if isinstance(listed, str):  # a column, in a list of the project's own
+        return [listed, f"{listed}__exact", f"{listed}__isnull"]
     if isinstance(listed, tuple):
         return [f"{listed[0]}__range__{end}_{part}" for end in ("gte", "lte") for part in (0, 1)]
     return [listed.parameter_name]
@@ -176,6 +179,15 @@ class WalkingAdmin(ReadingAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Use the list that walks."""
         return WalkChangeList
+
+    def whole(self) -> QuerySet[Any]:
+        """Return the rows of this list where no project limits them."""
+        return sight.whole(self.model)
+
+    def parse_search(self, request: HttpRequest, text: str) -> searching.Term | None:
+        """Read what was typed into the search, as far as this person may search."""
+        secrets = sight.may_view_payload(request, self.admin_site)
+        return searching.parse(text, self.search_kinds, secrets=secrets)
 
     def criteria(self) -> Criteria:
         """Return what this list asks for before any filter."""

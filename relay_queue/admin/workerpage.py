@@ -10,11 +10,12 @@ from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
 
-from relay_queue.admin import attempts, cells, words
+from relay_queue.admin import attempts, cells, sight, words
 from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.facts import Fact
-from relay_queue.models import Worker, WorkerOrder
+from relay_queue.admin.lists import names
+from relay_queue.models import Lease, Worker, WorkerOrder
 from relay_queue.store import inspect, minutes, standing
 from relay_queue.store.minutes import Recent
 
@@ -25,29 +26,48 @@ MOST_ENDED: Final = 20
 def context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, Any]:
     """Return what the template of the page needs."""
     now = inspect.now()
-    hour = minutes.recent(now, worker_id=worker.pk)
     return {
         "worker": worker,
         "badge": panels.worker_badge(worker, _since(worker.heartbeat_at, now)),
         "order": _order(worker, now),
         "facts": _facts(worker, now),
-        "serves": [linked(name, links.queue(name)) for name in panels.queues_of(worker)],
-        "totals": _totals(worker, hour),
-        "chart": charts.throughput(
-            "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
-        ),
+        **_done(request, worker, now, links),
         "attempts_url": links.attempts_of(worker.pk),
         **_leases(request, worker, now, links),
     }
 
 
+def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
+    """Return what it serves and did, for those who may see all jobs that this is about."""
+    queues = panels.queues_of(worker)
+    if not sight.counters_tell(request, links.site, Worker):
+        seen = names.shown(request, links.site).queues
+        return {"may_see_counts": False, "serves": _linked(seen, queues, links) if queues else []}
+    hour = minutes.recent(now, worker_id=worker.pk)
+    return {
+        "may_see_counts": True,
+        "serves": _linked(queues, queues, links),
+        "totals": _totals(worker, hour),
+        "chart": charts.throughput(
+            "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
+        ),
+    }
+
+
+def _linked(seen: list[str], queues: list[str], links: Links) -> list[SafeString]:
+    """Return the queues that may be seen, each with its page, and dots for the others."""
+    shown = [linked(name, links.queue(name)) for name in queues if name in set(seen)]
+    return shown if len(shown) == len(queues) else [*shown, linked("…", "")]
+
+
 def _leases(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
     """Return what it holds and what it had last, for those who may view leases."""
-    if not request.user.has_perm("relay_queue.view_lease"):
+    if not sight.may_view(request, links.site, Lease):
         return {"may_see_leases": False}
-    held = attempts.leases().filter(worker=worker.pk, ended_at__isnull=True)
+    leases = attempts.leases(request, links.site)
+    held = leases.filter(worker=worker.pk, ended_at__isnull=True)
     found = sorted(held.order_by("expires_at")[: MOST_OPEN + 1], key=lambda each: each.acquired_at)
-    ended = attempts.read(standing.last_ended(worker, MOST_ENDED))
+    ended = attempts.read(leases, standing.last_ended(worker, MOST_ENDED))
     return {
         "may_see_leases": True,
         "held": attempts.rows(found[:MOST_OPEN], now, links),

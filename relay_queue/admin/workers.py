@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -10,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.admin import cells, workerpage
+from relay_queue.admin import cells, sight, workerpage
 from relay_queue.admin.acts.workers import WorkerActs
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.dashboard.panels import worker_badge
@@ -27,6 +28,10 @@ class StoppedFilter(PresenceFilter):
     field = "stopped_at"
     present = _("Stopped")
     absent = _("Running")
+
+
+COUNTED: Final = frozenset({"ran_well", "ran_badly", "came_late"})
+"""Columns with numbers of attempts, of whatever jobs."""
 
 
 @admin.register(Worker)
@@ -56,6 +61,13 @@ class WorkerAdmin(WorkerActs, DetailAdmin):
         links = Links(request, self.admin_site)
         title = gettext("Worker %(name)s") % {"name": shown.name}
         return {"title": title, **workerpage.context(request, shown, links)}
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Leave out the numbers of attempts where they count jobs that this person may not see."""
+        shown = super().get_list_display(request)
+        if sight.counters_tell(request, self.admin_site, Worker):
+            return shown
+        return [column for column in shown if column not in COUNTED]
 
     @admin.display(description=_("process"))
     def place(self, worker: Worker) -> str:

@@ -68,7 +68,7 @@ PROMISES: Final = {
         "rest uncharged",
     ),
     "F12": Promise(
-        "Payload was altered on disk",
+        "Payload was damaged on disk",
         "Checksum mismatch: the job goes dead with the reason, never to a function",
     ),
     "F13": Promise(

@@ -33,6 +33,7 @@ class Migration(migrations.Migration):
                 ("skipped", models.BigIntegerField(default=0, verbose_name="skipped")),
                 ("user_id", models.CharField(max_length=64, verbose_name="user id")),
                 ("username", models.CharField(max_length=255, verbose_name="user")),
+                ("site", models.CharField(max_length=255, verbose_name="admin site")),
                 ("job_id", models.BigIntegerField(blank=True, null=True, verbose_name="job")),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (

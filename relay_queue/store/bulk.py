@@ -14,8 +14,8 @@ from relay_queue.store.transaction import Transaction
 START = """
     INSERT INTO relay_queue_bulkact
         (nonce, act, priority, listing, filters, time_zone, language, upper_id, matched, position,
-         changed, skipped, user_id, username, created_at, stop_reason)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, 0, 0, 0, %s, %s, %s, '')
+         changed, skipped, user_id, username, site, created_at, stop_reason)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, 0, 0, 0, %s, %s, %s, %s, '')
     ON CONFLICT (nonce) DO NOTHING
     RETURNING id
 """
@@ -50,7 +50,10 @@ FINISH = """
 
 @dataclass(frozen=True, slots=True)
 class NewBulkAct:
-    """What to do to which jobs, and who wants it. A nonce is good for one act."""
+    """What to do to which jobs, and who wants it. A nonce is good for one act.
+
+    ``site`` is the name of the admin site whose list it is: that one says which jobs are seen.
+    """
 
     nonce: str
     act: str
@@ -63,6 +66,7 @@ class NewBulkAct:
     matched: int | None
     user_id: str
     username: str
+    site: str
 
 
 def start_bulk(tx: Transaction, new: NewBulkAct) -> int | None:
@@ -76,7 +80,8 @@ def start_bulk(tx: Transaction, new: NewBulkAct) -> int | None:
         new.time_zone,
         new.language,
     ]
-    values += [new.upper_id, new.matched, new.user_id, new.username, tx.now_db]
+    values += [new.upper_id, new.matched, new.user_id, new.username, new.site]
+    values.append(tx.now_db)
     rows = tx.fetch(START, values)
     return int(rows[0][0]) if rows else None
 

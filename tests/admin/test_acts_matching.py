@@ -488,7 +488,7 @@ def test_destination_that_cannot_be_is_refused(
 
 def test_list_of_bulk_acts_says_how_each_stands() -> None:
     person("cancel_job")
-    client = person("view_bulkact", name="viewer")
+    client = person("view_bulkact", "view_payload", name="viewer")
     for n, (filters, change) in enumerate(
         {
             "state__exact=ready&queue=mail": {},
@@ -499,7 +499,18 @@ def test_list_of_bulk_acts_says_how_each_stands() -> None:
         }.items()
     ):
         new = store.NewBulkAct(
-            str(n), "cancel", None, "relay_queue.job", filters, "UTC", "en", 9, None, "1", "ada"
+            str(n),
+            "cancel",
+            None,
+            "relay_queue.job",
+            filters,
+            "UTC",
+            "en",
+            9,
+            None,
+            "1",
+            "ada",
+            "admin",
         )
         bulk_id = actions.do(store.start_bulk, new)
         BulkAct.objects.filter(pk=bulk_id).update(**change)

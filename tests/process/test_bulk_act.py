@@ -48,6 +48,7 @@ def test_bulk_act_survives_the_death_of_its_worker_and_counts_each_job_once(
         matched=COUNT,
         user_id=str(operator.pk),
         username="operator",
+        site="admin",
     )
     bulk_id, _ = jobs.start(new, operator.pk)
     later = farm.enqueue(chores.note, queue_name="held")

@@ -27,6 +27,7 @@ def begin(**changes: Any) -> int:
         "matched": 4,
         "user_id": "7",
         "username": "ada",
+        "site": "staff",
     }
     bulk_id = do(store.start_bulk, store.NewBulkAct(**{**values, **changes}))
     assert bulk_id is not None
@@ -42,12 +43,15 @@ def test_what_is_wanted_is_noted_in_full() -> None:
     assert (bulk.act, bulk.priority, bulk.listing) == ("cancel", -5, "relay_queue.job")
     assert (bulk.filters, bulk.time_zone, bulk.language) == ("queue=mail", "UTC", "en")
     assert (bulk.upper_id, bulk.matched, bulk.user_id, bulk.username) == (10, None, "7", "ada")
+    assert bulk.site == "staff"
     assert (bulk.position, bulk.changed, bulk.skipped, bulk.job_id) == (0, 0, 0, None)
     assert (bulk.created_at, bulk.cancelled_at, bulk.finished_at) == (START, None, None)
 
 
 def test_nonce_is_good_for_one_act() -> None:
-    new = store.NewBulkAct("n", "cancel", None, "list", "", "UTC", "en", 1, None, "7", "ada")
+    new = store.NewBulkAct(
+        "n", "cancel", None, "list", "", "UTC", "en", 1, None, "7", "ada", "admin"
+    )
     first = do(store.start_bulk, new)
     assert do(store.start_bulk, new) is None
     assert [bulk.pk for bulk in rows(BulkAct)] == [first]

@@ -52,6 +52,7 @@ OTHERS = {
     "ACTS_QUEUE",
     "DATABASE",
     "QUEUES",
+    "FORMATTER",
     "REDACT",
     "BACKOFF_JITTER",
     "WAKEUP",
@@ -341,3 +342,10 @@ def test_bulk_acts_are_kept_as_statistics_but_a_day_at_least(
 ) -> None:
     settings.RELAY = {"RETAIN_MINUTES_SECONDS": minutes}
     assert conf.get().retain_bulk_acts_seconds == bulk_acts
+
+
+@pytest.mark.parametrize("value", ["", "shown", 7, ["shop.shown"], "shop.", "shop..shown", "a b.c"])
+def test_formatter_is_a_dotted_path(value: Any) -> None:
+    assert not judged("FORMATTER", "shop.console.shown")
+    assert not judged("FORMATTER", None)
+    assert judged("FORMATTER", value)

@@ -90,7 +90,9 @@ def test_old_minutes_workers_and_bulk_acts_go_too_and_the_young_stay(clock: Mono
             minute = wall_clock.now().replace(second=0, microsecond=0)
             totals = {("default", minute): store.Totals(claimed=1)}
             actions.do(store.roll_up, worker_id, totals)
-            bulk = store.NewBulkAct(str(days), "cancel", None, "", "", "", "", 1, 1, "1", "ada")
+            bulk = store.NewBulkAct(
+                str(days), "cancel", None, "", "", "", "", 1, 1, "1", "ada", "admin"
+            )
             actions.do(store.finish_bulk, actions.do(store.start_bulk, bulk))
     work_through(Maintenance(), clock)
     assert QueueMinute.objects.count() == 1

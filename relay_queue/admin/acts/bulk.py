@@ -7,7 +7,7 @@ queue of the task are read from the settings then.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from django.contrib.auth import get_user_model
 
@@ -50,18 +50,21 @@ class _Run:
     """One attempt at a bulk act: the rows that match, read anew for each batch."""
 
     def __init__(self, bulk: BulkAct) -> None:
-        """Check that the act is still allowed. Raises `Stopped` if not."""
+        """Raises `Stopped` if there is no such act any more."""
         self.bulk = bulk
         self.act = _act(bulk)
-        self.user = _user(bulk, self.act)
-        self.rows = matching.rows_of(bulk, self.user)
 
     def next_batch(self) -> bool:
-        """Do the next batch; False if there is none, or somebody has ended the act."""
+        """Do the next batch; False if there is none, or somebody has ended the act.
+
+        Raises `Stopped` if it is not allowed any more.
+        """
         bulk = self.bulk = _read(self.bulk.pk)
         if bulk.finished_at is not None:
             return False
-        ids = list(matching.targets(self.rows, self.act, bulk.upper_id, bulk.position)[:BATCH])
+        # Who wants it, and what they may, may have changed since the last batch.
+        rows = matching.rows_of(bulk, self.act)
+        ids = list(matching.targets(rows, self.act, bulk.upper_id, bulk.position)[:BATCH])
         if not ids:
             _finish(bulk, "")
             return False
@@ -88,14 +91,6 @@ def _act(bulk: BulkAct) -> JobAct:
     if act is None:
         raise matching.Stopped(f"there is no act {bulk.act!r}")
     return act
-
-
-def _user(bulk: BulkAct, act: JobAct) -> Any:
-    """Return who wants it, if that is still allowed: it may have waited long."""
-    user = get_user_model()._default_manager.filter(pk=bulk.user_id).first()
-    if user is None or not user.has_perm(act.codename):  # false for who is not active
-        raise matching.Stopped(f"{bulk.username} may not do this any more")
-    return user
 
 
 def _finish(bulk: BulkAct, stop_reason: str) -> None:

@@ -7,7 +7,9 @@ from urllib.parse import parse_qsl
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet, Value
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -18,12 +20,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
-from relay_queue.admin import badges, cells, words
+from relay_queue.admin import badges, cells, sight, words
 from relay_queue.admin.acts import audit
-from relay_queue.admin.acts.catalogue import job_act
+from relay_queue.admin.acts.catalogue import Act, job_act
 from relay_queue.admin.acts.doing import attempt
 from relay_queue.admin.acts.matching import MOST_COUNTED
 from relay_queue.admin.acts.pages import pressed_nothing
+from relay_queue.admin.dashboard.links import Links
+from relay_queue.admin.lists import searching
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import BulkAct, Job
 from relay_queue.states import TERMINAL, State
@@ -45,6 +49,16 @@ class BulkActAdmin(ReadingAdmin):
         "ended",
     )
     ordering = ("-id",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Leave those who see only some jobs their own: the others tell of jobs that they do not see."""
+        found: QuerySet[Any] = super().get_queryset(request)
+        if sight.limits_jobs(request, self.admin_site):
+            found = found.filter(site=self.admin_site.name, user_id=str(request.user.pk))
+        may_see = Value(sight.may_view_payload(request, self.admin_site))
+        # For the columns, which are not told who looks.
+        told: QuerySet[Any] = found.annotate(sees_payload=may_see)
+        return told
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Those with the permission see all, and everybody sees their own."""
@@ -116,13 +130,13 @@ class BulkActAdmin(ReadingAdmin):
         act = job_act(bulk.act)
         context = {
             **self.admin_site.each_context(request),
-            **_progress(bulk),
+            **self._progress(request, bulk),
             "title": _label(bulk),
             "effect": "" if act is None else act.effect,
             "opts": self.opts,
             "media": self.media,
             "may_list": self.has_view_permission(request),
-            "may_end": act is not None and request.user.has_perm(act.codename),
+            "may_end": act is not None and self._may_end(request, act),
             "list_url": self._reverse("changelist"),
             "progress_url": self._reverse("progress", bulk.pk),
             "end_url": self._reverse("end", bulk.pk),
@@ -135,7 +149,8 @@ class BulkActAdmin(ReadingAdmin):
     def progress_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """Return the numbers alone."""
         bulk = self._find(request, bulk_id)
-        return TemplateResponse(request, "admin/relay_queue/acts/progress.html", _progress(bulk))
+        context = self._progress(request, bulk)
+        return TemplateResponse(request, "admin/relay_queue/acts/progress.html", context)
 
     def end_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """End a bulk act after the batch that is being done."""
@@ -143,7 +158,7 @@ class BulkActAdmin(ReadingAdmin):
         if request.method != "POST":
             return pressed_nothing(request, self._reverse("change", bulk.pk))
         act = job_act(bulk.act)
-        if act is None or not request.user.has_perm(act.codename):
+        if act is None or not self._may_end(request, act):
             raise PermissionDenied
         ended = attempt(request, lambda: _end(bulk, request.user.pk))
         if ended:
@@ -151,6 +166,12 @@ class BulkActAdmin(ReadingAdmin):
         elif ended is not None:
             messages.warning(request, _("It was over already."))
         return redirect(self._reverse("change", bulk.pk))
+
+    def _may_end(self, request: HttpRequest, act: Act) -> bool:
+        """Ask the page of jobs at this site, as for the act itself."""
+        page = sight.page_of(self.admin_site, Job)
+        ask = getattr(page, "may_act", None)
+        return bool(request.user.has_perm(act.codename) if ask is None else ask(request, act))
 
     def _find(self, request: HttpRequest, bulk_id: Any) -> BulkAct:
         bulk = self.get_object(request, str(bulk_id))
@@ -163,15 +184,33 @@ class BulkActAdmin(ReadingAdmin):
     def _filter_url(self, bulk: BulkAct) -> str:
         """Return the list that the act is about, which other releases may have called otherwise."""
         name = bulk.listing.replace(".", "_")
+        if _is_secret(bulk):
+            return ""
         try:
             return f"{reverse(f'{self.admin_site.name}:{name}_changelist')}?{bulk.filters}"
         except NoReverseMatch:
             return ""
 
     def _job_url(self, request: HttpRequest, bulk: BulkAct) -> str:
-        if bulk.job_id is None or not request.user.has_perm("relay_queue.view_job"):
+        site = self.admin_site
+        if bulk.job_id is None or not sight.may_view(request, site, Job):
             return ""
-        return reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[bulk.job_id])
+        if not sight.jobs(request, site).filter(pk=bulk.job_id).exists():
+            return ""
+        return Links(request, site).job(bulk.job_id)
+
+    def _progress(self, request: HttpRequest, bulk: BulkAct) -> dict[str, Any]:
+        may_see = sight.may_view_payload(request, self.admin_site)
+        return {
+            "bulk": bulk,
+            "headline": _headline(bulk, may_see),
+            "dealt_with": bulk.changed + bulk.skipped,
+            "changed": f"{bulk.changed:,}",
+            "skipped": f"{bulk.skipped:,}",
+            "found": _("more than %s") % f"{MOST_COUNTED:,}"
+            if bulk.matched is None
+            else f"{bulk.matched:,}",
+        }
 
     def _name(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"
@@ -180,11 +219,22 @@ class BulkActAdmin(ReadingAdmin):
         return reverse(f"{self.admin_site.name}:{self._name(page)}", args=args)
 
 
-def filter_text(bulk: BulkAct) -> str:
-    """Say in words which jobs a bulk act is for: its filters, as the address of the list has them."""
+def filter_text(bulk: Any) -> str:
+    """Say in words which jobs a bulk act is for: its filters, as the address of the list has them.
+
+    What was searched for in keys and errors is left out for those who may not view such texts.
+    """
     pairs = parse_qsl(bulk.filters)
+    if _is_secret(bulk):
+        pairs = [(name, str(_("(hidden)")) if name == SEARCH_VAR else text) for name, text in pairs]
     said = (f"{name.removesuffix('__exact').replace('__', ' ')}: {text}" for name, text in pairs)
     return ", ".join(said) or str(_("every job"))
+
+
+def _is_secret(bulk: Any) -> bool:
+    """Say whether the filter has a text that this viewer may not see."""
+    term = searching.parse(dict(parse_qsl(bulk.filters)).get(SEARCH_VAR, ""))
+    return term is not None and term.kind in searching.SECRET and not bulk.sees_payload
 
 
 def _label(bulk: BulkAct) -> str:
@@ -215,20 +265,7 @@ def _end(bulk: BulkAct, user_id: Any) -> bool:
     return ended
 
 
-def _progress(bulk: BulkAct) -> dict[str, Any]:
-    return {
-        "bulk": bulk,
-        "headline": _headline(bulk),
-        "dealt_with": bulk.changed + bulk.skipped,
-        "changed": f"{bulk.changed:,}",
-        "skipped": f"{bulk.skipped:,}",
-        "found": _("more than %s") % f"{MOST_COUNTED:,}"
-        if bulk.matched is None
-        else f"{bulk.matched:,}",
-    }
-
-
-def _headline(bulk: BulkAct) -> str:
+def _headline(bulk: BulkAct, may_see_payload: bool) -> str:
     """Say how it stands; if nothing moves, why."""
     if bulk.cancelled_at is not None:
         return _("Ended by hand. What was done stays done.")
@@ -242,6 +279,6 @@ def _headline(bulk: BulkAct) -> str:
     if job.state in TERMINAL:
         return _("Nobody goes on with it: its job is %(state)s. %(error)s") % {
             "state": State(job.state).label.lower(),
-            "error": job.last_error,
+            "error": job.last_error if may_see_payload else "",
         }
     return _("Waits for a worker that serves the queue %s.") % job.queue

@@ -103,21 +103,28 @@ class JobActs(Acts):
                 messages.warning(request, _("Nothing was done: no job like that is left."))
             return None
         new = replace(new, matched=matching.counted(ids))
-        begun = attempt(request, lambda: start(new, request.user.pk))
+
+        def begin() -> tuple[int, bool]:
+            matching.require_repeatable(new, act, rows, self.admin_site)
+            return start(new, request.user.pk)
+
+        begun = attempt(request, begin)
         if begun is None:
             return None
         bulk_id, is_new = begun
-        return self._show_bulk(bulk_id) if is_new else self._show_earlier(request, bulk_id)
+        return self._show_bulk(request, bulk_id) if is_new else self._show_earlier(request, bulk_id)
 
-    def _show_bulk(self, bulk_id: int) -> HttpResponse:
-        return redirect(
-            reverse(f"{self.admin_site.name}:relay_queue_bulkact_change", args=[bulk_id])
-        )
+    def _show_bulk(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
+        if self.admin_site.is_registered(BulkAct):
+            name = f"{self.admin_site.name}:relay_queue_bulkact_change"
+            return redirect(reverse(name, args=[bulk_id]))
+        messages.info(request, _("A worker does it: bulk act %(id)s.") % {"id": bulk_id})
+        return redirect(request.get_full_path())
 
     def _show_earlier(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """Lead a question that is answered again, by a second click say, to what it has begun."""
         messages.info(request, _ASKED_ALREADY)
-        return self._show_bulk(bulk_id)
+        return self._show_bulk(request, bulk_id)
 
     def _confirm_matching(
         self,
@@ -168,6 +175,7 @@ class JobActs(Acts):
             matched=None,
             user_id=str(request.user.pk),
             username=request.user.get_username(),
+            site=self.admin_site.name,
         )
 
 

@@ -19,6 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
+from relay_queue.admin import sight
 from relay_queue.admin.acts.catalogue import Act, Done
 from relay_queue.admin.acts.doing import BATCH, attempt, do, tell
 from relay_queue.store.bounds import is_storable
@@ -84,8 +85,15 @@ class Acts(Base):
         return [
             Button(act.name, act.label, self.act_url(row, act), act.dangerous, act.why_not(row))
             for act in self.acts
-            if request.user.has_perm(act.codename)
+            if self.may_act(request, act)
         ]
+
+    def may_act(self, request: HttpRequest, act: Act) -> bool:
+        """Say whether this person may do an act.
+
+        Asked by ``has_<permission>_permission``, which a project may override as Django's own.
+        """
+        return bool(getattr(self, f"has_{act.permission}_permission")(request))
 
     def act_url(self, row: Model, act: Act) -> str:
         """Return where the button of an act posts to."""
@@ -98,7 +106,7 @@ class Acts(Base):
             raise Http404
         if request.method != "POST":
             return pressed_nothing(request, self._reverse("change", quote(unquote(object_id))))
-        if not request.user.has_perm(act.codename):
+        if not self.may_act(request, act):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, row):
@@ -221,9 +229,11 @@ class Acts(Base):
 
     def _visible(self, request: HttpRequest) -> QuerySet[Any]:
         """Return what this person may see of the whole table, of which this list may be a part."""
-        if self.admin_site.is_registered(self.acts_model):
-            return self.admin_site.get_model_admin(self.acts_model).get_queryset(request)
-        return self.get_queryset(request)
+        page: Any = sight.page_of(self.admin_site, self.acts_model)
+        if page is None or not page.has_view_permission(request):
+            return self.get_queryset(request)
+        rows: QuerySet[Any] = page.get_queryset(request)
+        return rows
 
     def _counted(self, count: int, beyond: bool) -> str:
         opts = self.opts

@@ -89,13 +89,17 @@ class QueueActs(Acts):
     ) -> HttpResponse:
         """Lead to the limits those who may set them."""
         row = options.get("obj")
-        if row is not None and request.user.has_perm(LIMIT_QUEUE):
+        if row is not None and self.has_limit_queue_permission(request):
             context["relay_limits_url"] = self._reverse("limits", quote(row.pk))
         return super().render_change_form(request, context, *args, **options)
 
+    def has_limit_queue_permission(self, request: HttpRequest) -> bool:
+        """Ask for the permission to set limits."""
+        return bool(request.user.has_perm(LIMIT_QUEUE))
+
     def limits_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the limits of a queue in a form, and set them on POST."""
-        if not request.user.has_perm(LIMIT_QUEUE):
+        if not self.has_limit_queue_permission(request):
             raise PermissionDenied
         queue = self.get_object(request, unquote(object_id))
         if queue is None:

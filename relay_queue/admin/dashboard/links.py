@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlencode
 
+from django.apps import apps
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest
@@ -14,6 +15,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from relay_queue.admin import sight
 from relay_queue.admin.words import number
 from relay_queue.models import Lease
 from relay_queue.states import INTERRUPTED, Outcome, State
@@ -75,7 +77,7 @@ class Links:
 
     def _address(self, model: str, page: str, *args: str) -> str:
         label = Lease._meta.app_label
-        if not self.request.user.has_perm(f"{label}.view_{model}"):
+        if not sight.may_view(self.request, self.site, apps.get_model(label, model)):
             return ""
         name = f"admin:{label}_{model}_{page}"
         try:

@@ -15,11 +15,12 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from relay_queue.admin import sight
 from relay_queue.admin.dashboard import charts, panels, tiles
 from relay_queue.admin.dashboard.attention import notices
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.reading import ReadingAdmin
-from relay_queue.models import Dashboard
+from relay_queue.models import Dashboard, Job, Queue, Worker
 from relay_queue.store import overview
 from relay_queue.store.minutes import Histogram
 from relay_queue.store.overview import Overview
@@ -50,8 +51,15 @@ class DashboardAdmin(ReadingAdmin):
         ]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Ask for the dashboard's own permission: it shows no job, so it needs no other."""
-        return bool(request.user.has_perm(PERMISSION))
+        """Ask for the dashboard's own permission: it shows no job, so it needs no other.
+
+        Its figures are of all queues and of all jobs: nobody sees it where a site limits either.
+        """
+        if not request.user.has_perm(PERMISSION):
+            return False
+        return not any(
+            sight.limits(request, self.admin_site, model) for model in (Job, Queue, Worker)
+        )
 
     def page(self, request: HttpRequest) -> TemplateResponse:
         """Show the whole page, its figures included: there is nothing to wait for."""

@@ -1,105 +1,87 @@
-"""Arguments and results as people may read them: laid out, cut to a length, and redacted."""
+"""Arguments and results as people may read them: redacted, laid out, and cut to a length."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from django.utils.translation import gettext as _
 
 from relay_queue import conf
+from relay_queue.admin import texts
+from relay_queue.admin.redacting import Redactor
 
 MOST_SHOWN_CHARS: Final = 20_000
+_INDENT: Final = "  "
 
 
 def arguments(task: str, payload: str) -> str:
-    """Return the arguments of a job as text, without the values that ``RELAY["REDACT"]`` names.
-
-    A name hides a keyword argument, a positional one whose parameter has that name, and a key of a
-    dictionary at any depth.
-    """
-    return _laid_out(payload, task)
+    """Return the arguments of a job as text, without the values that ``RELAY["REDACT"]`` names."""
+    return _shown(texts.ARGUMENTS, task, payload)
 
 
-def result(text: str | None) -> str:
+def result(task: str, text: str | None) -> str:
     """Return what a function returned as text, redacted likewise; nothing if there is no result."""
-    return "" if text is None else _laid_out(text)
+    return "" if text is None else _shown(texts.RESULT, task, text)
 
 
-def _laid_out(text: str, task: str = "") -> str:
-    names = frozenset(conf.get().redact)
+def _shown(kind: str, task: str, text: str) -> str:
+    redactor = Redactor(conf.get().redact)
     try:
         value = json.loads(text)
-        if names and task:
-            value = _without_positional(value, names, task)
-        shown = json.dumps(_redacted(value, names), indent=2, ensure_ascii=False)
+        if kind == texts.ARGUMENTS:
+            value = redactor.arguments(task, value)
+        if conf.get().formatter is not None:
+            return _cut([texts.formatted(kind, task, redactor.all(value))])
+        return _cut(pieces(value, redactor))
     except (ValueError, RecursionError):  # altered on disk: shown as it is, if nothing is secret
-        shown = text if not names else _("(not readable, so not shown: RELAY['REDACT'] is set)")
-    if len(shown) > MOST_SHOWN_CHARS:
-        more = len(shown) - MOST_SHOWN_CHARS
-        shown = f"{shown[:MOST_SHOWN_CHARS]}\n… {_('%(n)s more characters') % {'n': f'{more:,}'}}"
-    return shown
+        if redactor or conf.get().formatter is not None:
+            return _("(not readable, so not shown: RELAY['REDACT'] or ['FORMATTER'] is set)")
+        return _cut([text])
 
 
-def _without_positional(value: Any, names: frozenset[str], task: str) -> Any:
-    """Hide positional arguments by the names of their parameters.
+def _cut(found: Iterator[str] | list[str]) -> str:
+    """Join pieces up to the limit. What lies behind it is never laid out, however long it is."""
+    shown: list[str] = []
+    room = MOST_SHOWN_CHARS
+    for piece in found:
+        if len(piece) > room:
+            end = _("cut here: only %(n)s characters are shown") % {"n": f"{MOST_SHOWN_CHARS:,}"}
+            return "".join([*shown, piece[:room], f"\n… {end}"])
+        shown.append(piece)
+        room -= len(piece)
+    return "".join(shown)
 
-    Where those cannot be known, because the task's module is not loaded here, all are hidden: one
-    of them may be the secret.
+
+def pieces(value: Any, redactor: Redactor, margin: str = "\n") -> Iterator[str]:
+    """Yield a value of JSON as text, laid out over lines, and redacted as it goes.
+
+    ``margin`` is a line's end and the indent of what closes the value.
     """
-    if not isinstance(value, dict) or not isinstance(value.get("args"), list) or not value["args"]:
-        return value
-    parameters = _parameters(task)
-    shown = [
-        _hidden() if _may_be_named(parameters, place, names) else item
-        for place, item in enumerate(value["args"])
-    ]
-    return {**value, "args": shown}
+    if isinstance(value, dict) and value:
+        items = ((f"{_scalar(key, None)}: ", key, item) for key, item in value.items())
+        yield from _container("{}", items, redactor, margin)
+    elif isinstance(value, list) and value:
+        yield from _container("[]", (("", None, item) for item in value), redactor, margin)
+    else:
+        yield _scalar(value, redactor)
 
 
-def _may_be_named(
-    parameters: Sequence[inspect.Parameter] | None, place: int, names: frozenset[str]
-) -> bool:
-    """Say whether the argument at a place may have one of the names.
-
-    It may if no parameter takes it: the function had others when the job was enqueued.
-    """
-    if parameters is None:
-        return True
-    if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
-        place = min(place, len(parameters) - 1)  # ``*args`` takes all the others
-    return place >= len(parameters) or parameters[place].name in names
-
-
-def _parameters(task: str) -> list[inspect.Parameter] | None:
-    """Return the positional parameters of a task whose module is loaded; nothing is imported."""
-    module, _dot, name = task.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    function = getattr(found, "func", None)
-    if not callable(function):
-        return None
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):
-        return None
-    if getattr(found, "takes_context", False):
-        parameters = parameters[1:]
-    return [p for p in parameters if p.kind not in {p.KEYWORD_ONLY, p.VAR_KEYWORD}]
+def _container(
+    brackets: str, items: Iterator[tuple[str, Any, Any]], redactor: Redactor, margin: str
+) -> Iterator[str]:
+    inner = margin + _INDENT
+    begin = brackets[0]
+    for label, key, item in items:
+        yield begin + inner + label
+        shown = redactor.word if key is not None and redactor.hides(key) else item
+        yield from pieces(shown, redactor, inner)
+        begin = ","
+    yield margin + brackets[1]
 
 
-def _redacted(value: Any, names: frozenset[str]) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _hidden() if key in names else _redacted(item, names)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_redacted(item, names) for item in value]
-    return value
-
-
-def _hidden() -> str:
-    return _("(hidden)")
+def _scalar(value: Any, redactor: Redactor | None) -> str:
+    if isinstance(value, str) and redactor:
+        value = redactor.text(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
@@ -14,8 +15,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from relay_queue import conf
-from relay_queue.admin import badges, cells, words
+from relay_queue.admin import attempts, badges, cells, sight, texts, words
 from relay_queue.admin.facts import Fact
 from relay_queue.admin.jobpage import payloads, way
 from relay_queue.models import Job, Lease, Queue
@@ -24,7 +24,6 @@ from relay_queue.states import State
 from relay_queue.store import report
 from relay_queue.verdict import judge
 
-VIEW_PAYLOAD: Final = "relay_queue.view_payload"
 MOST_ATTEMPTS: Final = 100
 MOST_RELATED: Final = 5
 WAY_SHOWN: Final = 24
@@ -46,57 +45,66 @@ class Attempt:
     lasted: SafeString
     refused: SafeString | None
     refused_at: SafeString | None
+    traceback: str
 
 
-def context(request: HttpRequest, job: Job, site: str) -> dict[str, Any]:
-    """Return what the template of the page needs."""
-    alias = conf.get().database
+def context(request: HttpRequest, job: Job, site: AdminSite) -> dict[str, Any]:
+    """Return what the template of the page needs: what this person may see at this site."""
     now = cells.now()
-    leases = list(
-        Lease.objects.using(alias).filter(job=job.pk).select_related("worker").order_by("id")
-    )
-    queue = Queue.objects.using(alias).filter(pk=job.queue).first()
-    may_see = request.user.has_perm(VIEW_PAYLOAD)
+    leases = _leases(request, job, site)
+    queue = sight.whole(Queue).filter(pk=job.queue).first()
+    may_see = sight.may_view_payload(request, site)
     return {
         "job": job,
         "state": badges.state_badge(job.state),
-        "facts": _facts(job, leases, queue, now),
+        "last_error": texts.last_error(job, leases[-1] if leases else None, may_see=may_see),
+        "facts": _facts(job, leases, queue, now, may_see=may_see),
         "way": _way(job, leases),
         "options": _options(job),
         "may_see_payload": may_see,
         "arguments": payloads.arguments(job.task, job.payload) if may_see else "",
-        "result": payloads.result(job.result) if may_see else "",
-        "related": _related(job, alias, now),
-        **_ledger(request, leases, now, site),
+        "result": payloads.result(job.task, job.result) if may_see else "",
+        "related": _related(sight.jobs(request, site), job, now, by_key=may_see),
+        **_ledger(request, leases, now, site, may_see=may_see),
     }
 
 
+def _leases(request: HttpRequest, job: Job, site: AdminSite) -> list[Any]:
+    """Return the attempts, oldest first; none for those who may not view leases."""
+    if not sight.may_view(request, site, Lease):
+        return []
+    leases = list(sight.leases(request, site).filter(job=job.pk).order_by("id"))
+    attempts.name_workers(request, site, leases)
+    for lease in leases:
+        lease.job = job  # or each would read it again
+    return leases
+
+
 def _ledger(
-    request: HttpRequest, leases: Sequence[Lease], now: datetime, site: str
+    request: HttpRequest, leases: Sequence[Any], now: datetime, site: AdminSite, *, may_see: bool
 ) -> dict[str, Any]:
     """Return the verdict and the timeline, for those who may view leases."""
-    if not request.user.has_perm("relay_queue.view_lease"):
+    if not sight.may_view(request, site, Lease):
         return {"may_see_leases": False}
     shown = leases[-MOST_ATTEMPTS:][::-1]
-    may_see_workers = request.user.has_perm("relay_queue.view_worker")
     return {
         "may_see_leases": True,
         "verdict": cells.verdict_badge(judge(leases), short=False),
         "because": report.told(shown[::-1]),
-        "attempts": [_attempt(lease, now, site if may_see_workers else "") for lease in shown],
+        "attempts": [_attempt(lease, now, site.name, may_see=may_see) for lease in shown],
         "attempts_in_all": len(leases),
     }
 
 
-def _attempt(lease: Lease, now: datetime, site: str) -> Attempt:
+def _attempt(lease: Any, now: datetime, site: str, *, may_see: bool) -> Attempt:
     refused = None
     if lease.refused_at is not None:
         text = f"{lease.refused_verb}: {lease.refused_reason}"
         refused = badges.badge("refused", text, badges.WARNING)
-    worker, address = "–", ""
-    if lease.worker_id is not None:
-        worker = str(lease.worker) if lease.worker else f"#{lease.worker_id}"
-        address = _address(site, "worker", lease.worker_id) if lease.worker and site else ""
+    worker, address = cells.worker(lease), ""
+    if lease.shown_worker is not None:
+        worker = str(lease.shown_worker)
+        address = _address(site, "worker", lease.worker_id)
     return Attempt(
         lease=lease,
         badge=badges.outcome_badge(lease.outcome),
@@ -110,6 +118,7 @@ def _attempt(lease: Lease, now: datetime, site: str) -> Attempt:
         lasted=cells.ran(lease, now),
         refused=refused,
         refused_at=_moment(lease.refused_at),
+        traceback=texts.traceback(lease, may_see=may_see),
     )
 
 
@@ -117,7 +126,9 @@ def _moment(when: datetime | None) -> SafeString | None:
     return None if when is None else words.moment(when)
 
 
-def _facts(job: Job, leases: Sequence[Lease], queue: Queue | None, now: datetime) -> list[Fact]:
+def _facts(
+    job: Job, leases: Sequence[Lease], queue: Queue | None, now: datetime, *, may_see: bool
+) -> list[Fact]:
     """Return what is asked first of a job: where, how often, how urgent, since when, what next."""
     charged = _("%(used)s of %(max)s, %(all)s in all") % {
         "used": job.attempt - job.attempt_base,
@@ -142,7 +153,8 @@ def _facts(job: Job, leases: Sequence[Lease], queue: Queue | None, now: datetime
     if job.finished_at is not None:
         facts.append(Fact(_("Finished"), words.moment(job.finished_at)))
     if job.idempotency_key is not None:
-        facts.append(Fact(_("Idempotency key"), job.idempotency_key))
+        key = job.idempotency_key if may_see else texts.hidden()
+        facts.append(Fact(_("Idempotency key"), key))
     return facts
 
 
@@ -195,13 +207,16 @@ def _way(job: Job, leases: Sequence[Lease]) -> dict[str, Any]:
     }
 
 
-def _related(job: Job, alias: str, now: datetime) -> list[dict[str, Any]]:
-    """Return the last jobs of the same task and queue, and those of other queues with its key."""
-    jobs = Job.objects.using(alias).defer("payload", "result").exclude(pk=job.pk)
+def _related(seen: QuerySet[Job], job: Job, now: datetime, *, by_key: bool) -> list[dict[str, Any]]:
+    """Return the last jobs of the same task and queue, and those of other queues with its key.
+
+    ``seen`` are the jobs that the viewer may see; ``by_key`` says whether they may see keys.
+    """
+    jobs = seen.defer("payload", "result").exclude(pk=job.pk)
     same = jobs.filter(queue=job.queue, task=job.task).order_by("-created_at", "-id")
     found = [(each, _("same task")) for each in same[:MOST_RELATED]]
-    if job.idempotency_key is not None:
-        found += [(each, _("same key")) for each in _of_key(jobs, job, alias)]
+    if by_key and job.idempotency_key is not None:
+        found += [(each, _("same key")) for each in _of_key(jobs, job)]
     return [
         {
             "job": each,
@@ -213,9 +228,9 @@ def _related(job: Job, alias: str, now: datetime) -> list[dict[str, Any]]:
     ]
 
 
-def _of_key(jobs: QuerySet[Job], job: Job, alias: str) -> QuerySet[Job]:
+def _of_key(jobs: QuerySet[Job], job: Job) -> QuerySet[Job]:
     """Find the key in every queue: the index of keys begins with the queue."""
-    queues = Queue.objects.using(alias).values_list("name", flat=True)[:100]
+    queues = sight.whole(Queue).values_list("name", flat=True)[:100]
     key = Q(idempotency_key=job.idempotency_key)
     return jobs.filter(key, queue__in=list(queues)).order_by("-id")[:MOST_RELATED]
 

@@ -13,11 +13,13 @@ from django.db import DataError
 from django.db.models import QuerySet, Sum
 from django.http import HttpRequest
 from django.utils.dateparse import parse_datetime
+from django.utils.functional import cached_property
 from django.utils.text import capfirst
 from django.utils.timezone import is_aware
 from django.utils.translation import gettext as _
 
 from relay_queue import conf
+from relay_queue.admin import sight
 from relay_queue.admin.lists import names, searching
 from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.pages import (
@@ -32,6 +34,7 @@ from relay_queue.admin.lists.walk import Counted, Reader, Walk
 from relay_queue.models import QueueCount
 
 ANCHOR_VAR: Final = "at"
+PACKAGE: Final = "relay_queue."
 
 
 class Shown(NamedTuple):
@@ -52,7 +55,12 @@ class Walker(Protocol):
     """What a list asks of the admin of its model."""
 
     counted: bool
-    search_kinds: Sequence[str]
+
+    def whole(self) -> QuerySet[Any]:
+        """Return the rows of the list where no project limits them."""
+
+    def parse_search(self, request: HttpRequest, text: str) -> searching.Term | None:
+        """Read what was typed into the search, as far as this person may search."""
 
     def criteria(self) -> Criteria:
         """Return what the list asks for before any filter."""
@@ -68,6 +76,9 @@ class WalkChangeList(ChangeList):
     """A list whose page comes from a walk. The model's admin says which, and what it shows of it."""
 
     page: Page
+
+    fault: Any = ""
+    """What is wrong with the search; nothing is found then."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Read the page that the request asks for."""
@@ -101,7 +112,7 @@ class WalkChangeList(ChangeList):
         known = names.of(request)
         walk = self.walker.walk(asked, known)
         reader = self._reader(walk, asked)
-        total = _counted(asked, self.walker.counted) or reader.count()
+        total = self._counted(asked) or reader.count()
         anchor = parse_anchor(self.anchor_text, numeric=walk.numeric)
         turner = Turner(reader, total, self.list_per_page)
         self.page = turner.turn_to(self.page_num, anchor)
@@ -117,11 +128,15 @@ class WalkChangeList(ChangeList):
         """Return what the filters and the search ask for."""
         asked = self.walker.criteria()
         for spec in self.filter_specs:
-            cast(Telling, spec).tell(asked)
+            if hasattr(spec, "tell"):
+                cast(Telling, spec).tell(asked)
+            else:  # a filter of the project's own, which no walk knows
+                asked.others.add("filter")
         for lookup, values in self.remaining.items():
             _tell_lookup(asked, lookup, values)
-        term = searching.parse(self.query, self.walker.search_kinds)
+        term = self.walker.parse_search(request, self.query)
         if term is not None and term.fault:
+            self.fault = term.fault
             messages.warning(request, term.fault, fail_silently=True)
             asked.ids = []
         elif term is not None:
@@ -130,8 +145,27 @@ class WalkChangeList(ChangeList):
 
     def _reader(self, walk: Walk, asked: Criteria) -> Reader:
         alias = conf.get().database
-        rest = None if asked.asked <= walk.covers else self.queryset
-        return Reader(walk, alias, rest)
+        is_decided = asked.asked <= walk.covers and not self.is_limited
+        return Reader(walk, alias, None if is_decided else self.queryset)
+
+    @cached_property
+    def is_limited(self) -> bool:
+        """Whether a project keeps rows from this person, which neither walk nor counters know."""
+        asks = ((self, "get_queryset"), (self.model_admin, "get_search_results"))
+        return any(not _is_ours(owner, name) for owner, name in asks) or sight.is_limited(
+            self.root_queryset, self.walker.whole()
+        )
+
+    def _counted(self, asked: Criteria) -> Counted | None:
+        """Return the exact number from the counters, if they know it."""
+        if not self.walker.counted or self.is_limited or not asked.asked <= {"state", "queue"}:
+            return None
+        rows = QueueCount.objects.using(conf.get().database)
+        if asked.state:
+            rows = rows.filter(state=asked.state)
+        if asked.queue:
+            rows = rows.filter(queue=asked.queue)
+        return Counted(max(0, rows.aggregate(n=Sum("n"))["n"] or 0), more=False)
 
     def _tell_the_admin(self) -> None:
         """Set what the admin's own templates look at; the numbers of pages are ours."""
@@ -183,13 +217,6 @@ def _tell_lookup(asked: Criteria, lookup: str, values: Any) -> None:
         asked.others.add(lookup)
 
 
-def _counted(asked: Criteria, model_is_counted: bool) -> Counted | None:
-    """Return the exact number from the counters, if they know it."""
-    if not model_is_counted or not asked.asked <= {"state", "queue"}:
-        return None
-    rows = QueueCount.objects.using(conf.get().database)
-    if asked.state:
-        rows = rows.filter(state=asked.state)
-    if asked.queue:
-        rows = rows.filter(queue=asked.queue)
-    return Counted(max(0, rows.aggregate(n=Sum("n"))["n"] or 0), more=False)
+def _is_ours(owner: object, name: str) -> bool:
+    """Say whether a method is Relay's own, and not one of a project's subclass."""
+    return str(getattr(type(owner), name).__module__).startswith(PACKAGE)

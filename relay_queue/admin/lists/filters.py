@@ -84,7 +84,8 @@ class QueueFilter(NameFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the names of the queues."""
-        return [(name, name) for name in names.of(request).queues[:MOST_CHOICES]]
+        queues = names.shown(request, model_admin.admin_site).queues
+        return [(name, name) for name in queues[:MOST_CHOICES]]
 
     def tell(self, asked: Criteria) -> None:
         """Ask for the queue."""
@@ -106,7 +107,8 @@ class TaskFilter(NameFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the tasks, as far as they are known."""
-        return [(task, task) for task in names.of(request).tasks[:MOST_CHOICES]]
+        tasks = names.shown(request, model_admin.admin_site).tasks
+        return [(task, task) for task in tasks[:MOST_CHOICES]]
 
     def tell(self, asked: Criteria) -> None:
         """Ask for the task."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.contrib.admin import AdminSite
 from django.db import connections
+from django.db.models import QuerySet
+from django.db.models.expressions import RawSQL
 from django.http import HttpRequest
 
 from relay_queue import conf
+from relay_queue.admin import sight
 
 MOST_PAIRS: Final = 300
 """Pairs of a queue and a task that are looked for; each costs one probe of the index."""
@@ -27,6 +31,17 @@ PAIRS: Final = f"""
 """Find each queue with each of its tasks; a queue also comes once without a task."""
 
 _KEPT_AS: Final = "_relay_names"
+_SHOWN_AS: Final = "_relay_names_shown"
+
+LOOKED_AT_FOR_NAME: Final = 100
+"""The newest jobs of a queue and a task among which one is looked for that a person may see."""
+
+SEEN: Final = """
+    EXISTS (SELECT 1 FROM (
+        SELECT id FROM relay_queue_job WHERE queue = %s AND task = %s
+        ORDER BY created_at DESC, id DESC LIMIT {most}) s WHERE EXISTS ({seen}))
+"""
+"""Say whether one of the newest jobs of a queue and a task may be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +78,32 @@ def of(request: HttpRequest) -> Names:
         kept = read()
         setattr(request, _KEPT_AS, kept)
     return kept  # type: ignore[no-any-return]
+
+
+def shown(request: HttpRequest, site: AdminSite) -> Names:
+    """Return the names to offer to whoever asks: those of jobs that they may see at a site.
+
+    A walk goes by `of`, since it finds nothing in a queue that it does not know of.
+    """
+    kept: Any = getattr(request, _SHOWN_AS, None)
+    if kept is None:
+        kept = of(request)
+        if sight.limits_jobs(request, site):
+            kept = _seen(kept, sight.jobs(request, site))
+        setattr(request, _SHOWN_AS, kept)
+    return kept  # type: ignore[no-any-return]
+
+
+def _seen(known: Names, jobs: QuerySet[Any]) -> Names:
+    """Keep the names of jobs among ``jobs``."""
+    alias = conf.get().database
+    one = jobs.order_by().filter(pk=RawSQL("s.id", ())).values("pk").query
+    sql, params = one.get_compiler(alias, elide_empty=False).as_sql()
+    condition = SEEN.format(most=LOOKED_AT_FOR_NAME, seen=sql)
+    pairs = []
+    with connections[alias].cursor() as cursor:
+        for pair in known.pairs:
+            cursor.execute(f"SELECT 1 WHERE {condition}", [*pair, *params])
+            if cursor.fetchone():
+                pairs.append(pair)
+    return Names(sorted({queue for queue, _ in pairs}), pairs, known.cut_short)

@@ -10,11 +10,15 @@ from django.db.models import Q
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.admin.lists import folding
 from relay_queue.admin.lists.criteria import Criteria
 
 MOST_ID_DIGITS: Final = 18
 
 PREFIXES: Final = ("id", "task", "queue", "key", "error")
+SECRET: Final = frozenset({"key", "error"})
+"""The kinds that look into what callers and functions wrote, which not everybody may view."""
+
 HELP: Final = _(
     "A number finds a job by its id, anything else the tasks that begin so. Or say what it is: "
     "id: task: queue: key: error:"
@@ -42,7 +46,7 @@ class Term:
             case "key":
                 return Q(idempotency_key=self.word)
             case _:
-                return Q(last_error__icontains=self.word)
+                return folding.contains("last_error", self.word)
 
     def tell(self, asked: Criteria) -> None:
         """Add the search to what is asked for."""
@@ -61,10 +65,11 @@ class Term:
                 asked.others.add("search")
 
 
-def parse(text: str, kinds: Sequence[str] = PREFIXES) -> Term | None:
+def parse(text: str, kinds: Sequence[str] = PREFIXES, *, secrets: bool = True) -> Term | None:
     """Read what was typed; nothing is no search. A fault finds no job and says why.
 
-    ``kinds`` are the prefixes that the list knows.
+    ``kinds`` are the prefixes that the list knows. Without ``secrets``, those of `SECRET` are
+    refused: what a search finds tells of a text, letter by letter, as well as showing it.
     """
     text = text.strip().replace("\0", "")
     if not text:
@@ -76,6 +81,8 @@ def parse(text: str, kinds: Sequence[str] = PREFIXES) -> Term | None:
         kind, word = bare, text
     if kind not in kinds:
         return Term("", text, _unknown(kind, kinds))
+    if kind in SECRET and not secrets:
+        return Term("", text, format_lazy(_("You may not search by “{kind}:”."), kind=kind))
     if not word:
         return Term("", text, format_lazy(_("Write something after “{kind}:”."), kind=kind))
     if kind == "id" and as_id(word) is None:
