@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import django
 from django.core import checks
-from django.db import DatabaseError, Error, InterfaceError, connections
+from django.db import Error, InterfaceError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 import relay_queue
@@ -92,7 +92,7 @@ def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """Run one examination; that it cannot be done is a finding too."""
     try:
         return list(examine())
-    except (DatabaseError, InterfaceError, OSError) as error:
+    except (*store.UNREADABLE, InterfaceError, OSError) as error:
         name = examine.__name__.strip("_")
         text = " ".join(line.strip() for line in str(error).splitlines())
         return [Finding(name, "fail", text, _way_out(error))]
@@ -241,7 +241,10 @@ def _called(worker: Worker) -> str:
 
 def _verdict(path: str | None, worker: Worker) -> Liveness:
     if worker.session_lock:
-        free = store.inspect.unlocked([lock_key(worker.incarnation)])
+        key = lock_key(worker.incarnation)
+        if key is None:
+            return Liveness.UNKNOWN
+        free = store.inspect.unlocked([key])
         return Liveness.DEAD if free else Liveness.ALIVE
     return Liveness.UNKNOWN if path is None else _probe(path, worker)
 

@@ -111,7 +111,7 @@ class DeadSiblings:
         now = time.monotonic()
         if now < self._trust_from:
             return
-        keys = {w.worker_id: lock_key(w.incarnation) for w in others}
+        keys = {w.worker_id: key for w in others if (key := lock_key(w.incarnation)) is not None}
         free = store.inspect.unlocked(list(keys.values()))
         self.suspects = {w: self.suspects.get(w, now) for w, key in keys.items() if key in free}
         for worker_id, since in list(self.suspects.items()):

@@ -23,7 +23,7 @@ from relay_queue.worker.liveness import (
 )
 from tests.conftest import wait_until
 
-NAME = "3f2a9c"
+NAME = "3f2a9c0d" * 4
 
 
 class Worker:
@@ -284,15 +284,15 @@ def test_burying_leaves_a_file_that_took_the_name_meanwhile(database: Path, star
 
 
 def test_the_dead_are_found_among_many(database: Path, start: Start) -> None:
-    workers = {name: start(name) for name in ("aa", "bb", "cc")}
-    workers["bb"].end()
+    workers = {name: start(name) for name in ("aa" * 16, "bb" * 16, "cc" * 16)}
+    workers["bb" * 16].end()
     candidates = [(number, name, workers[name].identity) for number, name in enumerate(workers)]
-    dead = dead_workers(str(database), [*candidates, (9, "dd", LockIdentity(1, 2))])
+    dead = dead_workers(str(database), [*candidates, (9, "dd" * 16, LockIdentity(1, 2))])
     assert [key for key, _ in dead] == [1]
     for _, found in dead:
         with closing(found):
             found.bury()
-    assert sorted(os.listdir(f"{database}-workers")) == ["aa", "cc"]
+    assert sorted(os.listdir(f"{database}-workers")) == ["aa" * 16, "cc" * 16]
     assert dead_workers(str(database), candidates) == []
 
 
@@ -332,6 +332,15 @@ def test_the_file_and_its_directory_belong_to_those_who_can_write_the_database(
     assert os.stat(lock.path).st_mode & 0o777 == 0o660
     assert os.stat(os.path.dirname(lock.path)).st_mode & 0o777 == 0o770
     lock.release()
+
+
+@pytest.mark.parametrize("altered", ["../some.sqlite3", "a" * 31, "\0" * 32, "A" * 32, ""])
+def test_a_row_that_names_no_incarnation_names_no_file(database: Path, altered: str) -> None:
+    database.touch()
+    status = database.stat()
+    with probe(str(database), altered, LockIdentity(status.st_dev, status.st_ino)) as found:
+        assert (found.verdict, found.path) == (Liveness.UNKNOWN, "")
+    assert database.exists()
 
 
 def test_a_lock_is_found_through_a_link_to_the_database(database: Path, tmp_path: Path) -> None:
