@@ -164,6 +164,18 @@ def _server() -> Iterator[Finding]:
         yield Finding(name, "warn" if hint else "ok", value, hint)
 
 
+def _sequences() -> Iterator[Finding]:
+    """Compare each sequence with its table: after logical replication they may be far behind."""
+    if server.read() is None:
+        return
+    behind = list(server.sequences_behind())
+    for table, given, highest in behind:
+        text = f"has given {given:,}, and the highest id is {highest:,}"
+        yield Finding(f"sequence of {table}", "fail", text, server.SEQUENCE_BEHIND)
+    if not behind:
+        yield Finding("sequences", "ok", "none is behind its table")
+
+
 def _pragmas() -> Iterator[Finding]:
     alias = conf.get().database
     if database_path(alias) is None:
@@ -318,6 +330,7 @@ def _megabytes(n: int) -> str:
 _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _engine,
     _server,
+    _sequences,
     _pragmas,
     _log,
     _gate,
