@@ -51,6 +51,10 @@ CLOCK_SLACK_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 120.0
 SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 NOT_REACHED: Final = "Start the server, or correct DATABASES: where it is, and who may connect."
+HINDERED: Final = (
+    "No job is at fault, and none is given up: mend the table, the right, the sequence or the trigger, "
+    "and the worker goes on by itself."
+)
 STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "bad"}
 
 
@@ -245,6 +249,8 @@ def _workers() -> Iterator[Finding]:
         age = worker.heartbeat_age_seconds
         text = f"{_called(worker.row)}: {verdict.value}, heartbeat {durations.show(age)} ago"
         yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
+        if worker.row.stop_reason:
+            yield Finding(f"work of {worker.row.id}", "fail", worker.row.stop_reason, HINDERED)
 
 
 def _called(worker: Worker) -> str:

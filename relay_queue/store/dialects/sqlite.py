@@ -124,6 +124,10 @@ class SQLiteDialect(Dialect):
         code = getattr(cause, "sqlite_errorcode", None)
         if code is None:
             return "data" if isinstance(error, DatabaseError) else "unknown"
+        if code == sqlite3.SQLITE_READONLY:
+            return (
+                "tables"  # the file's rights; the extended codes say that the file is not the same
+            )
         return _TROUBLES.get(code & 0xFF, "data")
 
     def was_sacrificed(self, error: Exception) -> bool:
@@ -147,6 +151,10 @@ class SQLiteDialect(Dialect):
 # The low byte is the primary result code. After an I/O error a commit may or may not be on disk;
 # a corrupt file or one that cannot be opened is no state to go on from either.
 _TROUBLES: dict[int, Trouble] = {
+    sqlite3.SQLITE_ERROR: "tables",  # no such table or column, or a statement that does not fit them
+    sqlite3.SQLITE_PERM: "tables",
+    sqlite3.SQLITE_AUTH: "tables",
+    sqlite3.SQLITE_SCHEMA: "tables",
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
     sqlite3.SQLITE_FULL: "full",
