@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import django
 from django.core import checks
-from django.db import DatabaseError, Error, InterfaceError, connections
+from django.db import Error, InterfaceError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 import relay_queue
@@ -52,6 +52,10 @@ CLOCK_SLACK_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 120.0
 SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 NOT_REACHED: Final = "Start the server, or correct DATABASES: where it is, and who may connect."
+HINDERED: Final = (
+    "No job is at fault, and none is given up: mend the table, the right, the sequence or the trigger, "
+    "and the worker goes on by itself."
+)
 STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "bad"}
 
 
@@ -93,7 +97,7 @@ def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """Run one examination; that it cannot be done is a finding too."""
     try:
         return list(examine())
-    except (DatabaseError, InterfaceError, OSError) as error:
+    except (*store.UNREADABLE, InterfaceError, OSError) as error:
         name = examine.__name__.strip("_")
         text = " ".join(line.strip() for line in str(error).splitlines())
         return [Finding(name, "fail", text, _way_out(error))]
@@ -163,6 +167,18 @@ def _server() -> Iterator[Finding]:
         yield Finding(f"setting {name}", "warn" if hint else "ok", value, hint)
     for name, value, hint in server.state(found):
         yield Finding(name, "warn" if hint else "ok", value, hint)
+
+
+def _sequences() -> Iterator[Finding]:
+    """Compare each sequence with its table: after logical replication they may be far behind."""
+    if server.read() is None:
+        return
+    behind = list(server.sequences_behind())
+    for table, given, highest in behind:
+        text = f"has given {given:,}, and the highest id is {highest:,}"
+        yield Finding(f"sequence of {table}", "fail", text, server.SEQUENCE_BEHIND)
+    if not behind:
+        yield Finding("sequences", "ok", "none is behind its table")
 
 
 def _pragmas() -> Iterator[Finding]:
@@ -255,6 +271,8 @@ def _workers() -> Iterator[Finding]:
         age = worker.heartbeat_age_seconds
         text = f"{_called(worker.row)}: {verdict.value}, heartbeat {durations.show(age)} ago"
         yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
+        if worker.row.stop_reason:
+            yield Finding(f"work of {worker.row.id}", "fail", worker.row.stop_reason, HINDERED)
 
 
 def _called(worker: Worker) -> str:
@@ -263,7 +281,10 @@ def _called(worker: Worker) -> str:
 
 def _verdict(path: str | None, worker: Worker) -> Liveness:
     if worker.session_lock:
-        free = store.inspect.unlocked([lock_key(worker.incarnation)])
+        key = lock_key(worker.incarnation)
+        if key is None:
+            return Liveness.UNKNOWN
+        free = store.inspect.unlocked([key])
         return Liveness.DEAD if free else Liveness.ALIVE
     return Liveness.UNKNOWN if path is None else _probe(path, worker)
 
@@ -338,6 +359,7 @@ _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _engine,
     _file,
     _server,
+    _sequences,
     _pragmas,
     _log,
     _gate,

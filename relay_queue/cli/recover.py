@@ -7,11 +7,15 @@ import time
 from collections import Counter
 from math import inf
 
+from django.db import connections
+
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
+from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Recovered
 from relay_queue.wakeup import ring_on_commit
+from relay_queue.worker.hindrance import in_one_line
 from relay_queue.worker.siblings import BATCH, CONFIRM_SECONDS, DeadSiblings
 
 HELP = (
@@ -34,9 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Recover from dead workers, then from expiry, and show what was done."""
-    dead, lost = _recover_dead()
-    ended = lost + _recover_expired()
+    """Recover from dead workers, then from expiry, and show what was done; exit with 1 if not all was."""
+    connection = connections[conf.get().database]
+    dialect_for(connection).read_anything(connection)
+    trial = store.Trial()
+    dead, lost = _recover_dead(trial)
+    ended = lost + _recover_expired(trial)
     recounted = _recount() if options.recount else []
     out.data(
         {
@@ -65,10 +72,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
         )
         ids = ", ".join(str(one.job_id) for one in ended[:SHOWN])
         out.line(f"Jobs: {ids}" + (" and more" if len(ended) > SHOWN else ""))
-    return 0
+    for step, error in trial.faults.items():
+        why = in_one_line(error)
+        out.warn(f"Cannot {step}: {why}. What is left stays as it is: see relay doctor.")
+    return 1 if trial.faults else 0
 
 
-def _recover_dead() -> tuple[list[int], list[Recovered]]:
+def _recover_dead(trial: store.Trial) -> tuple[list[int], list[Recovered]]:
     """End the leases of dead workers; return the workers' ids and the leases."""
     siblings = DeadSiblings()
     ended: list[Recovered] = []
@@ -77,10 +87,12 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
         dead = sorted(siblings.probes)
         while siblings.probes:
             with store.transaction() as tx:
-                batch = siblings.recover(tx)
+                batch = siblings.recover(tx, trial=trial)
                 ring_on_commit(conf.get().database)
             siblings.bury()
             ended += batch
+            if trial.faults and not batch:
+                break  # the rest of the leases, and with it the workers' rows, can only wait
     finally:
         siblings.close()
     return dead, ended
@@ -103,12 +115,13 @@ def _recount() -> list[str]:
     return queues
 
 
-def _recover_expired() -> list[Recovered]:
+def _recover_expired(trial: store.Trial) -> list[Recovered]:
     ended: list[Recovered] = []
     while True:
         with store.transaction() as tx:
-            batch = store.recover_expired(tx, BATCH)
+            batch = store.recover_expired(tx, BATCH, trial=trial)
             ring_on_commit(conf.get().database)
         ended += batch
-        if len(batch) < BATCH:
+        # In a trial jobs may be condemned, too, and are not among those that ended.
+        if not batch:
             return ended

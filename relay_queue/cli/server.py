@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.apps import apps
 from django.db import connections
+from django.db.models import AutoField
 
 from relay_queue import clock, conf
 from relay_queue.cli import durations
@@ -44,6 +46,17 @@ TABLES: Final = """
     FROM pg_stat_user_tables WHERE relname LIKE %s ORDER BY relname
 """
 """Read how large the queue's tables are, and how many of their rows are dead."""
+
+BEHIND: Final = """
+    SELECT COALESCE(pg_sequence_last_value(pg_get_serial_sequence(%s, %s)::regclass), 0), max({pk})
+    FROM {table}
+"""
+"""Read the last id that a table's sequence has given, and the highest that the table has."""
+
+SEQUENCE_BEHIND: Final = (
+    "New rows get ids that are taken, or that are lower than those before. Raise it: "
+    "manage.py sqlsequencereset relay_queue | manage.py dbshell"
+)
 
 OLD_TRANSACTION: Final = timedelta(minutes=10)
 CLOCK_SLACK_SECONDS: Final = 5.0
@@ -94,6 +107,22 @@ def tables() -> dict[str, dict[str, Any]]:
             name: {"size_bytes": size, "rows": rows, "dead_rows": dead}
             for name, size, rows, dead in cursor.fetchall()
         }
+
+
+def sequences_behind() -> Iterator[tuple[str, int, int]]:
+    """Yield each table whose sequence is behind it: its name, the last id given, the highest id."""
+    connection = connections[conf.get().database]
+    for model in apps.get_app_config("relay_queue").get_models():
+        pk, table = model._meta.pk, model._meta.db_table
+        if model._meta.proxy or not isinstance(pk, AutoField) or pk.column is None:
+            continue
+        with connection.cursor() as cursor:
+            name = connection.ops.quote_name
+            statement = BEHIND.format(pk=name(pk.column), table=name(table))
+            cursor.execute(statement, [name(table), pk.column])
+            given, highest = cursor.fetchone()
+        if highest is not None and given < highest:
+            yield table, int(given), int(highest)
 
 
 Judged = tuple[str, str, str]

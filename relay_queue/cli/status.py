@@ -154,6 +154,8 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
 
 
 def _worker_state(worker: WorkerStatus) -> str:
+    if worker.row.stopped_at is None and worker.row.stop_reason:
+        return f"hindered: {short(worker.row.stop_reason)}"
     if worker.row.stopped_at is None:
         return _ORDERED.get(worker.row.ordered, "running")
     # Each reason says by itself that it has ended: "stopped by an operator", "died: ...".

@@ -41,10 +41,11 @@ def die_after_claim(path: str) -> None:
 
     claim = tick._claim
 
-    def fatal(tx: Any, plan: Any, done: Any) -> None:
-        claim(tx, plan, done)
-        if done.claims:
+    def fatal(tx: Any, plan: Any, done: Any, trial: Any = None) -> Any:
+        claims = claim(tx, plan, done, trial)
+        if claims:
             _die_if_told(path)
+        return claims
 
     tick._claim = fatal
 
@@ -55,10 +56,10 @@ def die_after_settle(path: str) -> None:
 
     renew = tick._renew
 
-    def fatal(tx: Any, plan: Any, done: Any) -> None:
+    def fatal(tx: Any, plan: Any, done: Any, trial: Any = None) -> None:
         if done.settlements:
             _die_if_told(path)
-        renew(tx, plan, done)
+        renew(tx, plan, done, trial)
 
     tick._renew = fatal
 

@@ -21,12 +21,7 @@ from relay_queue.store.bulk import (
     take_bulk_turn,
 )
 from relay_queue.store.claim import claim
-from relay_queue.store.condemn import (
-    UNREADABLE,
-    condemn,
-    condemn_of_lease,
-    reraise_unless_data,
-)
+from relay_queue.store.condemn import UNREADABLE, condemn, job_of_lease
 from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting
 from relay_queue.store.hold import stand_alone
 from relay_queue.store.operate import (
@@ -62,6 +57,7 @@ from relay_queue.store.recover import promote, recover_dead, recover_expired
 from relay_queue.store.renew import renew
 from relay_queue.store.settle import ack, nack, release, settle, snooze
 from relay_queue.store.transaction import Transaction, in_transaction, transaction
+from relay_queue.store.trial import Step, Trial
 from relay_queue.store.workers import (
     NewWorker,
     Totals,
@@ -85,9 +81,11 @@ __all__ = [
     "Recovered",
     "Settled",
     "Settlement",
+    "Step",
     "Terms",
     "Totals",
     "Transaction",
+    "Trial",
     "ack",
     "bucket",
     "call",
@@ -96,7 +94,6 @@ __all__ = [
     "cancel_one",
     "claim",
     "condemn",
-    "condemn_of_lease",
     "count_bulk",
     "discard",
     "enqueue",
@@ -109,6 +106,7 @@ __all__ = [
     "hold_limits",
     "in_transaction",
     "inspect",
+    "job_of_lease",
     "nack",
     "order_workers",
     "pause",
@@ -127,7 +125,6 @@ __all__ = [
     "renew",
     "requeue",
     "requeue_one",
-    "reraise_unless_data",
     "rerank",
     "resume",
     "roll_up",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from relay_queue import clock
 from relay_queue.exceptions import InvalidJob, shown
@@ -22,6 +23,17 @@ def is_id(value: int) -> bool:
 def ids(values: Iterable[int]) -> list[int]:
     """Return the ids that rows can have, each once, in the order given; the others are unknown."""
     return [value for value in dict.fromkeys(values) if is_id(value)]
+
+
+_INCARNATION: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def is_incarnation(value: object) -> TypeGuard[str]:
+    """Say whether a value can be what a worker drew as its incarnation: 32 hexadecimal digits.
+
+    Only then may it name a file, or be taken for a number: rows can be altered.
+    """
+    return isinstance(value, str) and _INCARNATION.fullmatch(value) is not None
 
 
 def is_storable(value: str) -> bool:

@@ -9,14 +9,14 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from relay_queue import clock
-from relay_queue import payload as payload_codec
 from relay_queue.states import State
 from relay_queue.store import tokens
-from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
+from relay_queue.store.altered import ALTERED, fits, require_sound
 from relay_queue.store.deal import Hand, Pick, deal
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
-from relay_queue.store.take import ALTERED, take
-from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.take import take
+from relay_queue.store.transaction import Transaction
+from relay_queue.store.trial import Step, Trial
 
 PICKED = f"id, losses >= {SUSPECT_LOSSES}"
 """What tells whether a job is to be taken; it can be read even of a row that was altered."""
@@ -100,6 +100,9 @@ CLAIMABLE = """
 
 GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
 
+MOST_TRIED = 64
+"""Jobs that a trial looks at, at least, to find those that can be taken."""
+
 LEASE_SECONDS = 11
 """The place of ``lease_seconds`` in a pick."""
 
@@ -116,7 +119,7 @@ def claim(
     suspects: int = 1,
     lease_seconds: float | None = None,
     backends: Sequence[str] | None = None,
-    careful: bool = False,
+    trial: Trial | None = None,
 ) -> list[Claim]:
     """Take up to ``limit`` ready jobs and return them with their leases, in the order of the deal.
 
@@ -124,23 +127,31 @@ def claim(
     Paused queues, and those at ``max_running``, are skipped. At most ``suspects`` jobs that cost
     two owners in a row are taken. ``lease_seconds`` replaces what the jobs ask for; ``backends``
     restricts to jobs enqueued through these aliases. A job whose checksum does not fit goes dead.
-    ``careful`` takes each job in a savepoint of its own, and a row that cannot be read goes dead,
-    too; otherwise such a row raises.
+    With a ``trial`` each job is taken in a savepoint of its own, and one whose row is proven to be
+    at fault goes dead, too; otherwise such a row raises.
     """
     if limit < 1 or backends == []:
         return []
     only = _only(queues, backends)
-    if only is not None and tx.dialect.chains_writes and not careful:
+    if only is not None and tx.dialect.chains_writes and trial is None:
         if claims := _take_at_once(tx, only, limit, worker_id, lease_seconds):
             return claims
         only = None
-    probe = partial(_probe, tx, PICKED if careful else _columns(tx.dialect.clock))
-    dealt = deal(_only_hand(probe, only, limit), limit, suspects)
+    probe = partial(_probe, tx, PICKED if trial else _columns(tx.dialect.clock))
+    # In a trial some will not be taken, and must not hide those behind them.
+    wanted = limit if trial is None else max(limit, MOST_TRIED)
+    dealt = deal(_only_hand(probe, only, wanted), wanted, suspects)
     if not dealt:
-        dealt = deal(_hands(tx, probe, queues, limit, backends), limit, suspects)
-    if careful:
-        return [c for pick in dealt for c in _take_alone(tx, pick[0], worker_id, lease_seconds)]
-    return _take(tx, dealt, worker_id, lease_seconds)
+        dealt = deal(_hands(tx, probe, queues, wanted, backends), wanted, suspects)
+    if trial is None:
+        return _take(tx, dealt, worker_id, lease_seconds)
+    step: Step[int, Claim] = Step(
+        "claim jobs",
+        lambda where, job_id: take_one(where, job_id, worker_id, lease_seconds),
+        job_of=lambda job_id: job_id,
+        control=lambda where, sound: take_one(where, sound, worker_id, lease_seconds),
+    )
+    return trial.each(tx, step, [pick[0] for pick in dealt], enough=limit)
 
 
 _Probe = Callable[[str, Sequence[Any]], list[Pick]]
@@ -278,19 +289,12 @@ def _take(
     return claims
 
 
-def _take_alone(
+def take_one(
     tx: Transaction, job_id: int, worker_id: int | None, lease_seconds: float | None
 ) -> list[Claim]:
-    """Take one job in a savepoint; one whose row cannot be read goes dead instead."""
-    try:
-        with transaction() as savepoint:
-            statement = READ_READY.format(columns=_columns(tx.dialect.clock))
-            picks = savepoint.fetch(statement, [job_id])
-            return _take(savepoint, picks, worker_id, lease_seconds)
-    except UNREADABLE as error:
-        reraise_unless_data(tx, error)
-        condemn(tx, job_id, error)
-        return []
+    """Take one job, if it is still ready."""
+    picks = tx.fetch(READ_READY.format(columns=_columns(tx.dialect.clock)), [job_id])
+    return _take(tx, picks, worker_id, lease_seconds)
 
 
 def _condemn_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
@@ -298,10 +302,10 @@ def _condemn_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
     sound: list[Pick] = []
     altered: list[Pick] = []
     for pick in picks:
-        _, _, queue, backend, task, payload, checksum, key = pick[:8]
-        fits = payload_codec.checksum(queue, backend, task, payload, key) == checksum
-        (sound if fits else altered).append(pick)
+        (sound if fits(pick[2:8]) else altered).append(pick)
     if altered:
+        if not sound:
+            require_sound(tx, altered[0][2])
         tx.ids(CONDEMN, [pick[0] for pick in altered], tx.now_db, ALTERED)
         for pick in altered:
             tx.move(pick[2], State.READY, State.DEAD)

@@ -37,14 +37,23 @@ JOB_OF_LEASE = "SELECT job_id FROM relay_queue_lease WHERE id = %s AND token = %
 """Find the job of a lease."""
 
 
-def reraise_unless_data(tx: Transaction, error: Exception) -> None:
-    """Raise a database error again whose cause is not in the values: a full disk, a lost commit."""
-    if isinstance(error, DatabaseError) and tx.dialect.diagnose(error) != "data":
-        raise error
+def queue_of(tx: Transaction, job_id: int) -> str | None:
+    """Return the queue of a ready or running job; None if there is no such job any more."""
+    rows = tx.fetch(FIND, [job_id])
+    return str(rows[0][0]) if rows else None
+
+
+def job_of_lease(tx: Transaction, lease_id: int, token: str) -> int | None:
+    """Return the id of a lease's job, or None if no lease has this id and token."""
+    rows = tx.fetch(JOB_OF_LEASE, [lease_id, token])
+    return int(rows[0][0]) if rows else None
 
 
 def condemn(tx: Transaction, job_id: int, error: Exception) -> bool:
-    """Make a ready or running job a dead letter because its row cannot be read; say whether it was."""
+    """Make a ready or running job a dead letter because its row cannot be read; say whether it was.
+
+    Whoever asks must have proven that the row is at fault, as `relay_queue.store.trial` does.
+    """
     rows = tx.fetch(FIND, [job_id])
     for queue, state in rows:
         message = f"Unreadable: the row of this job was altered ({type(error).__name__})"
@@ -52,11 +61,3 @@ def condemn(tx: Transaction, job_id: int, error: Exception) -> bool:
         tx.execute(BURY, [tx.now_db, message, job_id, state])
         tx.move(queue, state, State.DEAD)
     return bool(rows)
-
-
-def condemn_of_lease(tx: Transaction, lease_id: int, token: str, error: Exception) -> int | None:
-    """Condemn the job of a lease, and return its id, or None if no lease has this id and token."""
-    rows = tx.fetch(JOB_OF_LEASE, [lease_id, token])
-    for (job_id,) in rows:
-        condemn(tx, job_id, error)
-    return rows[0][0] if rows else None

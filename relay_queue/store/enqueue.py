@@ -88,7 +88,7 @@ def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
     guess = guessed_limits(queue) if key is None else None
     if guess is not None:
         guards = (queue, guess.aging_seconds or 0)
-        inserted = _insert_one(tx, job, guess, _insert_if_still(tx.dialect), *guards)
+        inserted = insert_one(tx, job, guess, _insert_if_still(tx.dialect), *guards)
         if inserted is not None:
             return inserted
     limits = queue_limits(tx, queue)
@@ -97,7 +97,7 @@ def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
         if found:
             return _same_call(job, found[key])
     _admit(queue, limits, 1)
-    inserted = _insert_one(tx, job, limits, INSERT_JOB)
+    inserted = insert_one(tx, job, limits, INSERT_JOB)
     return _taken_meanwhile(tx, job) if inserted is None else inserted
 
 
@@ -150,7 +150,7 @@ def enqueue_waiting(job: NewJob, wait_seconds: float) -> Enqueued:
         pause = min(pause * 2, 1.0)
 
 
-def _insert_one(
+def insert_one(
     tx: Transaction, job: NewJob, limits: QueueLimits, statement: str, *guards: Any
 ) -> Enqueued | None:
     """Insert one job; None if a guard of the statement did not hold."""

@@ -75,6 +75,10 @@ ADVICE: Final[dict[str, str]] = {
     ),
     "tables": "Run `manage.py migrate`, and check that RELAY['DATABASE'] names the right alias.",
     "finished_at": _HISTORY + "Pruning relies on this time; `relay inspect --job` shows the job.",
+    "worker": (
+        _HISTORY + "Nobody can prove the death of this worker: its leases end when they expire. "
+        "Delete the row once the worker has stopped; a new one writes its own."
+    ),
     "counter": (
         "Depth, capacity and max_running rely on this number. Run "
         "`manage.py relay recover --recount`, which counts the jobs anew."

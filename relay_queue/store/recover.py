@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from relay_queue.backoff import Backoff
 from relay_queue.states import Outcome, State
 from relay_queue.store import bounds
-from relay_queue.store.condemn import UNREADABLE, condemn, reraise_unless_data
+from relay_queue.store.claim import take_one
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
-from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.transaction import Transaction
+from relay_queue.store.trial import Step as TrialStep
+from relay_queue.store.trial import Trial
 
 FIND_EXPIRED = """
     SELECT id, job_id FROM relay_queue_lease
@@ -56,6 +60,9 @@ PROMOTE = """
 LOSS_BACKOFF = Backoff(base_seconds=1.0, max_seconds=300.0, jitter="full")
 """Jobs that outlived two owners come back apart from each other, not in the herd that died."""
 
+LONG_OVER_SECONDS = -3600.0
+"""The length of a lease that has ended before it began, to try a recovery with."""
+
 MESSAGES = {
     Outcome.LOST: "the worker died; the effect of this attempt is unknown",
     Outcome.EXPIRED: "the lease ran out; the effect of this attempt is unknown",
@@ -63,26 +70,26 @@ MESSAGES = {
 
 
 def recover_expired(
-    tx: Transaction, limit: int = 1000, *, careful: bool = False
+    tx: Transaction, limit: int = 1000, *, trial: Trial | None = None
 ) -> list[Recovered]:
     """End up to ``limit`` leases whose time is over, and send their jobs on.
 
-    ``careful`` ends each in a savepoint of its own, and a job whose row cannot be read goes dead;
-    otherwise such a row raises.
+    With a ``trial`` each is ended in a savepoint of its own, and a job whose row is proven to be at
+    fault goes dead; otherwise such a row raises.
     """
     find = FIND_EXPIRED.format(lock=tx.dialect.skip_locked)
     found = tx.fetch(find, [tx.now_db, limit])
     guard = [tx.now_db]
-    return _end(tx, found, Outcome.EXPIRED, statement=END_EXPIRED, guard=guard, careful=careful)
+    return _end(tx, found, Outcome.EXPIRED, statement=END_EXPIRED, guard=guard, trial=trial)
 
 
 def recover_dead(
-    tx: Transaction, worker_ids: Sequence[int], limit: int = 1000, *, careful: bool = False
+    tx: Transaction, worker_ids: Sequence[int], limit: int = 1000, *, trial: Trial | None = None
 ) -> list[Recovered]:
     """End up to ``limit`` leases of workers that are proven dead, and send their jobs on.
 
     The proof is the caller's: it holds the dead worker's lock. Time alone proves nothing.
-    ``careful`` is as in `recover_expired`.
+    ``trial`` is as in `recover_expired`.
     """
     worker_ids = bounds.ids(worker_ids)
     if not worker_ids:
@@ -92,7 +99,7 @@ def recover_dead(
     found = tx.fetch(find, [*worker_ids, limit])
     end = END_LOST.replace("{workers}", workers)
     guard = list(worker_ids)
-    return _end(tx, found, Outcome.LOST, statement=end, guard=guard, careful=careful)
+    return _end(tx, found, Outcome.LOST, statement=end, guard=guard, trial=trial)
 
 
 def _end(
@@ -102,7 +109,7 @@ def _end(
     *,
     statement: str,
     guard: list[Any],
-    careful: bool,
+    trial: Trial | None,
 ) -> list[Recovered]:
     """End the leases found, if the guard still holds for them, and send their jobs on."""
 
@@ -110,24 +117,40 @@ def _end(
         sql = statement.format(ids=", ".join(["%s"] * len(lease_ids)))
         return _send_on(where, where.fetch(sql, [tx.now_db, *lease_ids, *guard]), outcome)
 
-    if not careful:
+    def end_sound(where: Transaction, job_id: int) -> list[Recovered]:
+        worker_id = guard[0] if outcome is Outcome.LOST else None
+        taken = take_one(where, job_id, worker_id, LONG_OVER_SECONDS)
+        return end(where, [claim.lease_id for claim in taken])
+
+    if trial is None:
         return end(tx, [lease_id for lease_id, _ in found]) if found else []
-    ended: list[Recovered] = []
-    for lease_id, job_id in found:
-        try:
-            with transaction() as savepoint:
-                ended += end(savepoint, [lease_id])
-        except UNREADABLE as error:
-            reraise_unless_data(tx, error)
-            condemn(tx, job_id, error)
-    return ended
+    step: TrialStep[tuple[Any, ...], Recovered] = TrialStep(
+        "recover jobs",
+        lambda where, lease: end(where, [lease[0]]),
+        job_of=lambda lease: lease[1],
+        control=end_sound,
+    )
+    return trial.each(tx, step, found)
 
 
-def promote(tx: Transaction, limit: int = 1000) -> dict[str, int]:
-    """Make up to ``limit`` due jobs ready; return how many per queue."""
+def promote(tx: Transaction, limit: int = 1000, *, trial: Trial | None = None) -> dict[str, int]:
+    """Make up to ``limit`` due jobs ready; return how many per queue.
+
+    With a ``trial`` each is made ready in a savepoint of its own, and one that cannot be stays as it
+    is: no attempt of it has been lost, and it may be mended.
+    """
     rows = tx.fetch(FIND_DUE.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
     if not rows:
         return {}
+    if trial is not None:
+        made: Counter[str] = Counter()
+        for row in rows:
+            made.update(trial.spare(tx, "wake jobs", partial(_make_ready, rows=[row])) or {})
+        return dict(made)
+    return _make_ready(tx, rows)
+
+
+def _make_ready(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> dict[str, int]:
     tx.execute(PROMOTE.format(ids=", ".join(["%s"] * len(rows))), [row[0] for row in rows])
     promoted: dict[str, int] = {}
     for _, queue, state in rows:

@@ -156,9 +156,14 @@ def workers(now: datetime) -> list[WorkerStatus]:
     stopped = rows.filter(stopped_at__gte=now - RECENTLY_STOPPED).order_by("-stopped_at", "-id")
     held = dict(reads.rows(OPEN_PER_WORKER))
     return [
-        WorkerStatus(row, held.get(row.id, 0), (now - row.heartbeat_at).total_seconds())
+        WorkerStatus(row, held.get(row.id, 0), _age(row.heartbeat_at, now))
         for row in [*live, *stopped[:MOST_STOPPED_WORKERS]]
     ]
+
+
+def _age(moment: datetime | None, now: datetime) -> float:
+    """Return the seconds since a heartbeat; one that an altered row has no time of is long ago."""
+    return (now - moment).total_seconds() if isinstance(moment, datetime) else now.timestamp()
 
 
 def refused_since(moment: datetime) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from relay_queue.store.bounds import is_incarnation
+
 if TYPE_CHECKING:
     from relay_queue.store.transaction import Transaction
 
@@ -24,8 +26,13 @@ TRY_LOCKS = f"""
 """Take those of some workers' locks that are free, until the end of the transaction."""
 
 
-def lock_key(incarnation: str) -> int:
-    """Return the key of a worker's lock: the first half of its incarnation, as a signed number."""
+def lock_key(incarnation: object) -> int | None:
+    """Return the key of a worker's lock: the first half of its incarnation, as a signed number.
+
+    None for what is no incarnation: an altered row proves nothing of its worker.
+    """
+    if not is_incarnation(incarnation):
+        return None
     return int.from_bytes(bytes.fromhex(incarnation[:16]), signed=True)
 
 

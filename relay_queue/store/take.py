@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from relay_queue import clock
-from relay_queue import payload as payload_codec
 from relay_queue.states import State
+from relay_queue.store.altered import ALTERED, fits, require_sound
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction
 
@@ -64,8 +64,6 @@ CONDEMN_TAKEN = """
 """
 """Take altered jobs out as if they had not been started now: an earlier start stays."""
 
-ALTERED: Final = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
-
 
 def take(
     tx: Transaction,
@@ -88,6 +86,8 @@ def take(
     rows = tx.fetch(statement, [drawn, *params, *times, lease_seconds, worker_id])
     altered = [row for row in rows if not _fits(row)]
     if altered:
+        if len(altered) == len(rows):
+            require_sound(tx, altered[0][3])
         _condemn(tx, altered)
         rows = [row for row in rows if _fits(row)]
     if not rows:
@@ -103,8 +103,7 @@ def _statement(pick: str, clock: str) -> str:
 
 
 def _fits(row: tuple[Any, ...]) -> bool:
-    queue, backend, task, payload, checksum, key = row[3:9]
-    return bool(payload_codec.checksum(queue, backend, task, payload, key) == checksum)
+    return fits(row[3:9])
 
 
 def _condemn(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:

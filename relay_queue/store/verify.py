@@ -20,8 +20,9 @@ from django.db import DatabaseError, connections, transaction
 from relay_queue import conf
 from relay_queue import payload as payload_codec
 from relay_queue.db.wal import WalReport, read_wal_in_child
-from relay_queue.models import Job, Lease, QueueCount
+from relay_queue.models import Job, Lease, QueueCount, Worker
 from relay_queue.store import reads
+from relay_queue.store.bounds import is_incarnation
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.faults import Fault, JobRow, LeaseRow, judge
 
@@ -29,7 +30,7 @@ JOBS_PER_RANGE: Final = 5_000
 PAYLOAD_CHARS_PER_RANGE: Final = 16 * 1024 * 1024
 MOST_FAULTS_KEPT: Final = 1_000
 MOST_PAGE_FAULTS: Final = 20
-TABLES: Final = {model._meta.db_table for model in (Job, Lease, QueueCount)}
+TABLES: Final = {model._meta.db_table for model in (Job, Lease, QueueCount, Worker)}
 
 ESTIMATE = "SELECT COALESCE(SUM(n), 0) FROM relay_queue_queuecount"
 """Tell about how many jobs there are, for the progress."""
@@ -73,6 +74,11 @@ WRONG_COUNTERS = """
     ORDER BY queue, state
 """
 """Compare the counters with the jobs, in one snapshot."""
+
+WORKERS = """
+    SELECT id, incarnation, started_at, heartbeat_at FROM relay_queue_worker ORDER BY id
+"""
+"""Read what others rely on of a worker's row."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being checked, how many jobs are done, and how many there are about."""
@@ -137,6 +143,7 @@ def verify(
             _verify_jobs(found, jobs_per_range, progress)
             progress("counters", found.jobs, found.jobs)
             _verify_counters(found)
+            _verify_workers(found)
     except DatabaseError as error:
         _require_damage(error)
         found.add(Fault("unreadable", f"the rest of the tables: {error}"))
@@ -239,7 +246,7 @@ def _require_damage(error: DatabaseError) -> None:
     """
     dialect = reads.dialect()
     trouble = dialect.diagnose(error)
-    if trouble != "unknown" and (dialect.has_sessions or trouble != "data"):
+    if trouble != "unknown" and (dialect.has_sessions or trouble not in ("data", "tables")):
         raise error
 
 
@@ -282,6 +289,20 @@ def _verify_counters(found: Verification) -> None:
     for queue, state, counted, jobs in reads.rows(WRONG_COUNTERS):
         message = f"queue {queue!r} counts {counted} {state} jobs and has {jobs}"
         found.add(Fault("counter", message))
+
+
+def _verify_workers(found: Verification) -> None:
+    """Name the workers whose death nobody could prove, or whose times are none."""
+    from_db = reads.dialect().from_db
+    for worker_id, incarnation, *moments in reads.rows(WORKERS):
+        if not is_incarnation(incarnation):
+            message = f"has the incarnation {incarnation!r}, which is not 32 hexadecimal digits"
+            found.add(Fault("worker", f"worker {worker_id} {message}"))
+        for moment in moments:
+            try:
+                from_db(moment)
+            except (ValueError, TypeError):
+                found.add(Fault("worker", f"worker {worker_id} has {moment!r} for a time"))
 
 
 @contextmanager

@@ -24,10 +24,11 @@ REGISTER = """
 HEARTBEAT = """
     UPDATE relay_queue_worker
     SET heartbeat_at = %s, claimed = %s, succeeded = %s, failed = %s, refused = %s,
-        stopped_at = NULL, stop_reason = ''
+        stopped_at = NULL, stop_reason = %s
     WHERE id = %s
 """
-"""Say that a worker is alive, whatever others thought of it, and write its totals."""
+"""Say that a worker is alive, whatever others thought of it, and write its totals. While it lives,
+``stop_reason`` says what stops it from working; most often nothing does."""
 
 STOP = """
     UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = %s
@@ -65,6 +66,9 @@ ROLL_UP = """
         run_histogram = excluded.run_histogram
 """
 """Write a worker's totals of some minutes; a worker writes only rows of its own."""
+
+REASON_CHARACTERS = 200
+"""What the column of reasons holds."""
 
 ROLL_UP_ROWS = 500
 """Rows in one statement: below the parameter limit of every database."""
@@ -133,10 +137,13 @@ def register_worker(tx: Transaction, worker: NewWorker) -> int:
     return int(worker_id)
 
 
-def heartbeat(tx: Transaction, worker_id: int, totals: Totals) -> None:
-    """Say that a worker is alive, and write its running totals."""
-    params = [tx.now_db, totals.claimed, totals.succeeded, totals.failed, totals.refused, worker_id]
-    tx.execute(HEARTBEAT, params)
+def heartbeat(tx: Transaction, worker_id: int, totals: Totals, hindrance: str = "") -> None:
+    """Say that a worker is alive, and write its running totals.
+
+    ``hindrance`` is what keeps it from its work, in one line of which 200 characters are kept.
+    """
+    done = [totals.claimed, totals.succeeded, totals.failed, totals.refused]
+    tx.execute(HEARTBEAT, [tx.now_db, *done, hindrance[:REASON_CHARACTERS], worker_id])
 
 
 def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int:
@@ -145,7 +152,7 @@ def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int
     if not worker_ids:
         return 0
     statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
-    return tx.execute(statement, [tx.now_db, reason[:200], *worker_ids])
+    return tx.execute(statement, [tx.now_db, reason[:REASON_CHARACTERS], *worker_ids])
 
 
 def order_workers(

@@ -106,21 +106,26 @@ class Database:
         self._retry_at = 0.0
         self._delay = 0.0
         self._watched: object = None
+        self._stale = False
 
     def usable(self) -> bool:
         """Whether the connection is open; one that was lost is opened, if it is time to try."""
-        if not self.lost:
+        if not (self.lost or self._stale):
             return True
-        if self.retry_in() > 0:
+        if self.lost and self.retry_in() > 0:
             return False
         try:
             self._connection.ensure_connection()
             self._dialect.limit_wait(self._connection, SLICE_SECONDS)
+            if self._stale:
+                self._dialect.read_anything(self._connection)
         except Error as error:
             self.lose(error)
             return False
-        self.lost = False
-        self._reopened()
+        if self.lost:
+            self.lost = False
+            self._reopened()
+        self._stale = False
         return True
 
     def retry_in(self) -> float:
@@ -167,9 +172,14 @@ class Database:
         if not self.lost:
             wakeup.ring(self._connection.alias)
 
-    def read_anything(self) -> None:
-        """See `Dialect.read_anything`."""
-        self._dialect.read_anything(self._connection)
+    def renew(self) -> None:
+        """Go on with a new connection, whose statements are prepared anew and which reads anything.
+
+        Nothing is in doubt: what failed has been undone. See `Dialect.read_anything`.
+        """
+        with suppress(Error):
+            self._connection.close()
+        self._stale = True
 
     def close(self) -> None:
         """Stop watching the connection, and leave it open."""

@@ -78,7 +78,9 @@ def register(options: WorkerOptions) -> Identity:
     using = conf.get().database
     incarnation = secrets.token_hex(16)
     path = database_path(using)
-    session = wakeup.open_session(using, lock_key(incarnation))
+    key = lock_key(incarnation)
+    assert key is not None, "it was drawn a moment ago"
+    session = wakeup.open_session(using, key)
     lock = None
     try:
         lock = None if path is None else _hold_lock(path, incarnation)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from relay_queue.db.beside import Folder
+from relay_queue.store.bounds import is_incarnation
 
 try:
     import fcntl
@@ -187,8 +188,11 @@ class Probe:
 def probe(database_path: str, incarnation: str, identity: LockIdentity) -> Probe:
     """Find out whether the worker that locked the file `identity` is dead.
 
-    Creates nothing and raises no `OSError`: what cannot be examined is UNKNOWN.
+    Creates nothing and raises no `OSError`: what cannot be examined is UNKNOWN, and so is a worker
+    whose incarnation is not one.
     """
+    if not is_incarnation(incarnation):  # an altered row, which may name any file there is
+        return Probe("", Liveness.UNKNOWN)
     path = _lock_path(database_path, incarnation)
     if fcntl is None or identity == NO_LOCK:
         return Probe(path, Liveness.UNKNOWN)

@@ -20,6 +20,7 @@ from relay_queue.worker.context import TIMED_OUT, JobContext
 from relay_queue.worker.database import Database
 from relay_queue.worker.executor import Finished
 from relay_queue.worker.held import Held, Leases
+from relay_queue.worker.hindrance import COMMIT, MAX_PAUSE_SECONDS, READ, Hindrance, in_one_line
 from relay_queue.worker.identity import Identity
 from relay_queue.worker.listening import Listening
 from relay_queue.worker.maintenance import Maintenance
@@ -30,7 +31,7 @@ from relay_queue.worker.pace import Pace
 from relay_queue.worker.siblings import CONFIRM_SECONDS, DeadSiblings
 from relay_queue.worker.slots import Slots
 from relay_queue.worker.stats import Stats
-from relay_queue.worker.tick import Done, Plan, tick
+from relay_queue.worker.tick import CLAIM, COUNT, PROBE, SETTLE, Done, Plan, tick, tried
 from relay_queue.worker.timers import Timers
 from relay_queue.worker.waiting import Waiting, Woken
 from relay_queue.worker.watch import EXIT_STUCK, StuckWatch, exit_if_gate_is_hogged
@@ -52,6 +53,9 @@ LEAVE_SECONDS = 10.0
 
 HAND_OVER_SECONDS = 0.001
 """How long a loop that could go on leaves the interpreter to the functions that it has started."""
+
+NEEDED_TO_CLAIM = frozenset({CLAIM, SETTLE, READ, COMMIT})
+"""What must be possible before more jobs are claimed."""
 
 WAITING = frozenset({State.RETRYING, State.SCHEDULED})
 
@@ -78,6 +82,7 @@ class Loop:
         self.handing_over = False
         self.wanted_since: float | None = None
         self.careful = False
+        self.hindrance = Hindrance()
         self.in_doubt = False
         self.stop_by: float | None = None
         self.stuck = StuckWatch()
@@ -109,8 +114,8 @@ class Loop:
                 if over():
                     return
                 self._turn()
-            except Error as error:  # of a look; a tick keeps its own
-                self._failed(error)
+            except Error as error:  # of a read; a tick keeps its own
+                self._failed(error, READ)
 
     def _turn(self) -> None:
         woken = self.waiting.wait(self._seconds_to_wait())
@@ -127,7 +132,12 @@ class Loop:
     def _work(self, woken: Woken) -> None:
         if self.identity.has_come_back():
             self.timers.write_soon()
-        self._read(woken)
+        try:
+            self._read(woken)
+        except Error as error:  # outcomes and renewals need not wait for what cannot be read
+            self._failed(error, READ)
+            if self.database.lost or self.exit_code is not None:
+                return
         if self._has_work():
             self._tick()
         elif self.maintenance.due():
@@ -155,6 +165,8 @@ class Loop:
             self._check_leases()
         if woken.look or self.timers.probe_due():
             self._probe()
+            if self.hindrance:
+                self._passed(READ)
 
     def _may_claim_at_once(self) -> bool:
         """Whether a ring can be answered by a claim: with nothing else to be told, and cheaply."""
@@ -239,6 +251,7 @@ class Loop:
             may_expire=self.timers.may_recover(waited_seconds),
             dead=self.dead,
             stats=self.stats if self.timers.write_due(self.stats.dirty) else None,
+            hindrance=self.hindrance.reason,
             careful=self.careful,
             overdrawn=self._overdrawn,
         )
@@ -268,14 +281,19 @@ class Loop:
         try:
             done = tick(plan)
         except Exception as error:  # noqa: BLE001 - what an altered row makes us raise is open
-            self._failed(error)
+            self._failed(error, COMMIT)
             return
         finally:
             self.timers.overslept(time.monotonic() - began)
-        self.wanted_since, self.careful = None, False
+        self.wanted_since, self.careful = None, bool(self.hindrance)
+        steps = tried(plan, done) if done.faults or self.hindrance else set()
         self._apply(plan, done, began)
+        if done.faults:
+            self._hold(done.faults, claimed=bool(done.claims))
+        if self.hindrance:
+            self._passed(COMMIT, *(steps - done.faults.keys()))
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, step: str) -> None:
         """Nothing was committed, or nobody knows: keep every outcome, and act by the cause."""
         trouble = self.database.diagnose(error)
         if trouble == "lost":
@@ -283,20 +301,49 @@ class Loop:
         elif trouble == "full":
             logger.error("No room for the database: %s. Claims stop; outcomes are kept.", error)
             self.timers.hold_claims(1.0)
-        elif trouble == "data" and not self.careful:
-            logger.warning("Something cannot be stored or read: %r. One by one, then.", error)
+        elif trouble in ("data", "tables") and not self.careful and step == COMMIT:
+            why = in_one_line(error)
+            logger.warning("Something cannot be stored or read: %s. One by one, then.", why)
             self.careful = True
-            self.database.read_anything()
+            self.database.renew()
         elif trouble == "replaced":
             logger.critical("%s. The worker ends.", error)
             self.exit_code = EXIT_REPLACED
+        elif trouble in ("data", "tables") and isinstance(error, store.UNREADABLE):
+            self._hold({step: error})
         elif trouble != "busy":
             logger.critical("Nobody knows what was committed: %r. Exiting.", error, exc_info=error)
             self.exit_code = EXIT_UNKNOWN
 
+    def _hold(self, faults: Mapping[str, Exception], *, claimed: bool = False) -> None:
+        """No row is to blame: claim nothing for a while, keep what is to be told, and try on."""
+        reason = self.hindrance.reason
+        pause = self.hindrance.meet(faults)
+        self.careful = True
+        self.database.renew()
+        if READ in faults:
+            self.timers.look_in(pause)
+        if NEEDED_TO_CLAIM.isdisjoint(faults) or claimed:
+            self.timers.hold_ticks(pause)
+        else:
+            self.timers.hold_claims(pause)
+        self.pace.more = True
+        if reason != self.hindrance.reason:
+            self.timers.write_soon()
+
+    def _passed(self, *steps: str) -> None:
+        reason = self.hindrance.reason
+        self.hindrance.passed(steps)
+        self.careful = bool(self.hindrance)
+        if reason != self.hindrance.reason:
+            self.timers.write_soon()
+
     def _apply(self, plan: Plan, done: Done, began: float) -> None:
         """Persist before apply: only what has been committed changes what we believe and run."""
-        if plan.stats is not None:
+        if COUNT in done.faults:
+            self.stats.unwritten(done.now)
+            self.timers.write_in(MAX_PAUSE_SECONDS)
+        elif plan.stats is not None:
             # Before the rest of this tick is counted, which goes along with the next write.
             self.stats.written(done.now)
             self.timers.written()
@@ -305,7 +352,7 @@ class Loop:
         self.leases.renewed(done.renewed, began)
         for lease_id in done.lost:
             self._lose(lease_id, "the lease had ended when it was to be renewed")
-        if plan.dead.probes:
+        if plan.dead.probes and PROBE not in done.faults:
             plan.dead.bury()
         self.timers.ticked(len(done.recovered) + done.promoted)
         self.stats.recovered(done.recovered, done.now)

@@ -40,11 +40,23 @@ class Outcomes:
         return self.told + [f.settlement for f in self.finished if f.settled is None]
 
     def committed(self, answers: Sequence[Settled]) -> tuple[list[Settled], Mapping[int, float]]:
-        """Forget what a commit has taken; return all answers, and the run times by lease."""
+        """Forget what a commit has taken; return all answers, and the run times by lease.
+
+        What got no answer could not be stored, and waits for the next commit.
+        """
         seconds = {f.settlement.lease_id: f.run_seconds for f in self.finished}
-        known = [*answers, *(f.settled for f in self.finished if f.settled is not None)]
-        self.told, self.finished = [], []
-        return known, seconds
+        own = [f.settled for f in self.finished if f.settled is not None]
+        if len(answers) == len(self.told) + len(self.finished) - len(own):
+            self.told, self.finished = [], []
+        else:
+            self._keep_all_but({answer.lease_id for answer in answers})
+        return [*answers, *own], seconds
+
+    def _keep_all_but(self, answered: Collection[int]) -> None:
+        self.told = [told for told in self.told if told.lease_id not in answered]
+        self.finished = [
+            f for f in self.finished if f.settled is None and f.settlement.lease_id not in answered
+        ]
 
     def doubt(self) -> None:
         """Tell all of it as a repetition: the commit that was to take it may have happened."""

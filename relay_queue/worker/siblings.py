@@ -85,12 +85,14 @@ class DeadSiblings:
         self.suspects.clear()
         self._trust_from = time.monotonic() + RESTART_GRACE_SECONDS
 
-    def recover(self, tx: store.Transaction, *, careful: bool = False) -> list[Recovered]:
+    def recover(
+        self, tx: store.Transaction, *, trial: store.Trial | None = None
+    ) -> list[Recovered]:
         """End their leases, at most ``BATCH``; mark them as stopped once none is left."""
         dead = self._still_dead(tx)
-        ended = store.recover_dead(tx, dead, BATCH, careful=careful)
-        # In a careful tick jobs were condemned, too, and are not among those that ended.
-        self.left = bool(ended) if careful else len(ended) >= BATCH
+        ended = store.recover_dead(tx, dead, BATCH, trial=trial)
+        # In a trial jobs were condemned, too, or left as they are, and are not among those that ended.
+        self.left = len(ended) >= BATCH if trial is None else bool(ended or trial.faults)
         if not self.left:
             store.stop_workers(tx, dead, STOP_REASON)
         return ended
@@ -127,6 +129,8 @@ class DeadSiblings:
         if now < self._trust_from:
             return True  # nobody is judged for a while
         key = lock_key(worker.incarnation)
+        if key is None:
+            return False
         if not store.inspect.unlocked([key]):
             return True
         since = self.suspects.get(worker.worker_id, now)

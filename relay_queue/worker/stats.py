@@ -14,6 +14,7 @@ from relay_queue.states import Outcome, State
 from relay_queue.store.records import Claim, Recovered, Settled
 
 KEPT = timedelta(minutes=2)
+KEPT_UNWRITTEN = timedelta(hours=1)
 FAILED = frozenset({State.RETRYING, State.DEAD})
 
 
@@ -70,9 +71,15 @@ class Stats:
         Not those just over: after a small step back of the clock they would be written anew, and
         what was counted in them lost.
         """
-        kept_from = _floor(now) - KEPT
-        self.minutes = {key: t for key, t in self.minutes.items() if key[1] >= kept_from}
+        self._keep(_floor(now) - KEPT)
         self.dirty = False
+
+    def unwritten(self, now: datetime) -> None:
+        """Forget the minutes that could not be written for an hour: memory stays bounded."""
+        self._keep(_floor(now) - KEPT_UNWRITTEN)
+
+    def _keep(self, since: datetime) -> None:
+        self.minutes = {key: t for key, t in self.minutes.items() if key[1] >= since}
 
     def _minute(self, queue: str, now: datetime) -> store.Totals:
         self.dirty = True

@@ -13,6 +13,9 @@ FLUSH_SECONDS = 1.0
 STALL_SECONDS = 1.0
 """A loop that is this late may not be alone: others may be late for the same reason."""
 
+TICK_PAUSE_SECONDS = 1.0
+"""The longest pause of ticks while something cannot be done."""
+
 QUIET_SECONDS = 2.0
 """How long live owners have to renew before a loop that was late recovers by expiry again."""
 
@@ -43,6 +46,8 @@ class Timers:
         times += [moment for moment in others if moment is not None]
         if dirty:
             times.append(self._flush_at)
+        if self._claims_from > time.monotonic():
+            times.append(self._claims_from)
         return max(0.0, min(times) - time.monotonic())
 
     def overslept(self, seconds: float) -> None:
@@ -117,8 +122,21 @@ class Timers:
         self.recovering = False
 
     def hold_claims(self, seconds: float) -> None:
-        """Claim nothing for a while, and do not tick before."""
-        self._claims_from = self._retry_at = time.monotonic() + seconds
+        """Claim nothing for a while, and do not tick before, or for a second."""
+        now = time.monotonic()
+        self._claims_from, self._retry_at = now + seconds, now + min(seconds, TICK_PAUSE_SECONDS)
+
+    def hold_ticks(self, seconds: float) -> None:
+        """Do not tick for a while, at most for a second: what can be done must not wait for the rest."""
+        self._retry_at = time.monotonic() + min(seconds, TICK_PAUSE_SECONDS)
+
+    def look_in(self, seconds: float) -> None:
+        """Look and probe after so long: the last reads failed."""
+        self._look_at = self._probe_at = time.monotonic() + seconds
+
+    def write_in(self, seconds: float) -> None:
+        """Write the worker's row and statistics after so long: the last time failed."""
+        self._flush_at = self._heartbeat_at = time.monotonic() + seconds
 
     def retry_in(self) -> float:
         """Return how long to wait before the next tick."""

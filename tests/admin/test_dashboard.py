@@ -193,6 +193,14 @@ def test_queue_that_no_worker_serves_is_named(admin: Client) -> None:
     assert "in queue mail" not in page
 
 
+def test_what_keeps_a_worker_from_its_work_is_named(admin: Client) -> None:
+    worker = actions.register(name="anna")
+    actions.do(store.heartbeat, worker, store.Totals(), "cannot claim jobs: no right")
+    assert " cannot claim jobs: no right. No job is given up for that" in text(admin)
+    actions.do(store.heartbeat, worker, store.Totals())
+    assert "cannot claim" not in text(admin)
+
+
 def test_paused_and_full_queues_are_named(admin: Client) -> None:
     actions.register()
     actions.enqueue(queue="paused")

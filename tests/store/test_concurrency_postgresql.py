@@ -42,6 +42,7 @@ from tests.store.actions import (
     read,
     read_lease,
     real_counts,
+    register,
     rolled_back,
     rows,
     state,
@@ -347,6 +348,50 @@ def test_whoever_stands_alone_waits_for_those_who_hold_leases(other: Other) -> N
 
 def trouble(error: Exception) -> str:
     return dialect_for(connection()).diagnose(error)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM nowhere",
+        "SELECT nothing FROM relay_queue_job",
+        "SELECT 'x'::text = 1",
+        "EXECUTE unknown",
+        "INSERT INTO relay_queue_worker SELECT * FROM relay_queue_worker",
+        "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '42501'; END $$",
+        "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '55000'; END $$",
+    ],
+)
+def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(statement: str) -> None:
+    register()
+    with pytest.raises(DatabaseError) as raised, store.transaction() as tx:
+        tx.execute(statement)
+    assert trouble(raised.value) == "tables"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT 1 / 0", "SELECT 'x'::int", "DO $$ BEGIN RAISE EXCEPTION 'no'; END $$"],
+)
+def test_an_error_that_may_lie_in_the_values_is_told_apart(statement: str) -> None:
+    with pytest.raises(DatabaseError) as raised, store.transaction() as tx:
+        tx.execute(statement)
+    assert trouble(raised.value) == "data"
+
+
+def test_a_command_whose_statements_became_stale_is_begun_again() -> None:
+    def look() -> list[tuple[object, ...]]:
+        return store.in_transaction(lambda tx: tx.fetch("SELECT * FROM changing WHERE a > %s", [0]))
+
+    with connection().cursor() as cursor:
+        cursor.execute("CREATE TABLE changing (a int)")
+        try:
+            assert look() == look() == []
+            cursor.execute("ALTER TABLE changing ADD COLUMN b int")
+            cursor.execute("INSERT INTO changing VALUES (1, 2)")
+            assert look() == [(1, 2)]
+        finally:
+            cursor.execute("DROP TABLE changing")
 
 
 def end_session(pid: int) -> None:

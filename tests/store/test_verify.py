@@ -21,7 +21,7 @@ from relay_queue.store import verify as verification
 from relay_queue.store.faults import ADVICE, Fault
 from relay_queue.store.verify import verify
 from relay_queue.wakeup.files import file_of
-from tests.store.actions import Wall, atomic, connection, rows
+from tests.store.actions import Wall, atomic, connection, register, rows
 
 pytestmark = pytest.mark.usefixtures("undone")
 
@@ -123,6 +123,15 @@ def test_altered_payload_is_named() -> None:
     (fault,) = faults()
     assert (fault.kind, fault.job_id) == ("checksum", altered)
     assert "Enqueue its work again" in fault.advice
+
+
+def test_worker_whose_row_names_no_incarnation_is_named() -> None:
+    register()
+    assert verify().ok
+    run("UPDATE relay_queue_worker SET incarnation = '../../elsewhere'")
+    (fault,) = faults()
+    assert (fault.kind, "'../../elsewhere'" in fault.message) == ("worker", True)
+    assert "Delete the row" in fault.advice
 
 
 def test_running_job_without_its_lease_is_named() -> None:

@@ -22,7 +22,7 @@ from relay_queue.worker.liveness import (
 )
 from tests.conftest import wait_until
 
-NAME = "3f2a9c"
+NAME = "3f2a9c0d" * 4
 
 
 class Worker:
@@ -303,6 +303,15 @@ def test_the_file_and_its_directory_belong_to_those_who_can_write_the_database(
     assert os.stat(lock.path).st_mode & 0o777 == 0o660
     assert os.stat(os.path.dirname(lock.path)).st_mode & 0o777 == 0o770
     lock.release()
+
+
+@pytest.mark.parametrize("altered", ["../some.sqlite3", "a" * 31, "\0" * 32, "A" * 32, ""])
+def test_a_row_that_names_no_incarnation_names_no_file(database: Path, altered: str) -> None:
+    database.touch()
+    status = database.stat()
+    with probe(str(database), altered, LockIdentity(status.st_dev, status.st_ino)) as found:
+        assert (found.verdict, found.path) == (Liveness.UNKNOWN, "")
+    assert database.exists()
 
 
 def test_a_lock_is_found_through_a_link_to_the_database(database: Path, tmp_path: Path) -> None:

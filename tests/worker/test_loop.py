@@ -17,7 +17,7 @@ from psycopg.errors import DiskFull, IoError, LockNotAvailable
 from relay_queue import clock, store
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.store.dialects import dialect_for
-from relay_queue.store.records import Settlement
+from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import loop as module
 from relay_queue.worker import tick as tick_module
 from relay_queue.worker import timers
@@ -541,10 +541,11 @@ def test_nothing_starts_before_its_claim_is_committed(
     claim = tick_module._claim
     failures = [database_error("busy")] * 2
 
-    def claim_then_fail(tx: Any, plan: Plan, done: Done) -> None:
-        claim(tx, plan, done)
-        if done.claims and failures:
+    def claim_then_fail(tx: Any, plan: Plan, done: Done) -> list[Claim]:
+        claims = claim(tx, plan, done)
+        if claims and failures:
             raise failures.pop()
+        return claims
 
     monkeypatch.setattr(tick_module, "_claim", claim_then_fail)
     tasks.note.enqueue("once")

@@ -50,6 +50,26 @@ def test_a_key_is_a_signed_number_made_from_the_incarnation() -> None:
     assert lock_key("f" * 32) == -1
 
 
+@pytest.mark.parametrize(
+    "altered", ["g" * 32, "A" * 32, "a" * 31, "a" * 33, "", "a" * 32 + "\n", None, 7]
+)
+def test_what_is_no_incarnation_has_no_key(altered: object) -> None:
+    assert lock_key(altered) is None
+
+
+def test_a_worker_whose_row_was_altered_is_judged_by_nobody_and_hides_no_other(
+    free: set[int], advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered = OtherWorker(9, "no hex", None, None, True)
+    monkeypatch.setattr(inspect, "live_workers", lambda but: [altered, TWO])
+    dead = DeadSiblings()
+    free.add(lock_key(TWO.incarnation) or 0)
+    for _ in range(2):
+        dead.find("default", 0)
+        advance(CONFIRM_SECONDS)
+    assert list(dead.probes) == [2]
+
+
 def test_a_lock_must_be_seen_free_twice(free: set[int], advance: Callable[[float], None]) -> None:
     dead = DeadSiblings()
     free.add(lock_key(TWO.incarnation))

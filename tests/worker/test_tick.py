@@ -182,8 +182,10 @@ def test_an_outcome_that_the_database_refuses_becomes_a_failed_attempt(
     finally:
         with connection.cursor() as cursor:
             cursor.execute(FORGET[engine])
-    assert [answer.state for answer in done.answers] == ["succeeded", "retrying", "succeeded"]
-    assert done.claims == [], "claims never share a replay"
+    states = {answer.job_id: answer.state for answer in done.answers}
+    expected = ["succeeded", "retrying", "succeeded"]
+    assert states == dict(zip([c.job_id for c in claims], expected, strict=True))
+    assert (done.claims, done.faults) == ([], {})
     failed = Lease.objects.get(pk=claims[1].lease_id)
     assert (failed.outcome, failed.error) == ("failed", "relay_queue.exceptions.Unstorable")
     assert "could not be written" in Job.objects.get(pk=claims[1].job_id).last_error

@@ -33,6 +33,7 @@ def notices(overview: Overview, links: Links) -> list[Notice]:
     found = [
         *_nobody_works(overview, heard, links),
         *(notice for queue in overview.queues for notice in _of_queue(queue, heard, links)),
+        *(_hindrance(worker, links) for worker in live if worker.row.stop_reason),
         *(_silence(worker, links) for worker in live if is_silent(worker)),
     ]
     return sorted(found, key=lambda notice: notice.level != "error")
@@ -68,6 +69,14 @@ def _of_queue(queue: QueueStatus, heard: list[WorkerStatus], links: Links) -> It
 def _is_served(queue: str, heard: list[WorkerStatus]) -> bool:
     # A worker that names no queue serves all, or all but some that its row does not tell.
     return any(serves(worker.row, queue) for worker in heard)
+
+
+def _hindrance(worker: WorkerStatus, links: Links) -> Notice:
+    text = _("Worker %(worker)s %(reason)s. No job is given up for that; see relay doctor.") % {
+        "worker": worker.row,
+        "reason": worker.row.stop_reason,
+    }
+    return Notice(f"hindered-{worker.row.pk}", "error", text, links.worker(worker.row.pk))
 
 
 def _silence(worker: WorkerStatus, links: Links) -> Notice:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-Trouble = Literal["busy", "full", "unknown", "data", "lost", "replaced"]
+Trouble = Literal["busy", "full", "unknown", "data", "tables", "lost", "replaced"]
 """What a database error means to whoever was in a transaction; see `Dialect.diagnose`."""
 
 
@@ -134,7 +134,9 @@ class Dialect(ABC):
         """Say what a database error means.
 
         ``busy``: nothing happened, try again. ``full``: nothing happened and there is no room.
-        ``data``: nothing happened, for a reason that lies in the values. ``lost``: the connection
+        ``data``: nothing happened, for a reason that may lie in the values. ``tables``: nothing
+        happened, and the values are not to blame: a table, a column, a right, a sequence or a
+        prepared statement is not as it was. ``lost``: the connection
         has ended, or the server takes no work; a commit may have happened or not, and whatever was
         told must be told again over a new connection. ``unknown``: the same, and the database is
         not to be trusted any more. ``replaced``: nothing happened, and another file is at the path of
@@ -157,7 +159,8 @@ class Dialect(ABC):
     def was_sacrificed(self, error: Exception) -> bool:
         """Say whether a transaction was undone only for the sake of another one.
 
-        Nothing happened, and the same again may succeed: so ends a deadlock, for one of the two.
+        Nothing happened, and the same again may succeed: so ends a deadlock, for one of the two. A
+        statement that was prepared before a column changed is another such case.
         """
 
     @abstractmethod

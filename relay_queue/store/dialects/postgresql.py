@@ -17,7 +17,7 @@ from relay_queue import clock
 from relay_queue.db.watched import is_watched
 from relay_queue.store.dialects.base import Dialect, Trouble
 from relay_queue.store.dialects.brief import Brief
-from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
+from relay_queue.store.dialects.prepared import STALE, PreparedCursor, array, numbered
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -201,6 +201,8 @@ class PostgreSQLDialect(Dialect):
         if state is None:
             lost = isinstance(error, OperationalError | InterfaceError)
             return "lost" if lost else "data"
+        if state == UNIQUE_VIOLATION and _is_of_sequence(error.__cause__):
+            return "tables"
         return _TROUBLES.get(state) or _TROUBLE_CLASSES.get(state[:2], "data")
 
     def check_file(self, connection: BaseDatabaseWrapper) -> None:
@@ -218,7 +220,7 @@ class PostgreSQLDialect(Dialect):
         return pq.PGconn.ping(make_conninfo(**given).encode()) in _NOT_NOW
 
     def was_sacrificed(self, error: Exception) -> bool:
-        """Read the SQLSTATE: a deadlock, or a serialization failure."""
+        """Read the SQLSTATE: a deadlock, a serialization failure, or a stale statement."""
         return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED
 
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
@@ -242,7 +244,17 @@ class PostgreSQLDialect(Dialect):
 # it is sent, not here.
 _TROUBLE_CLASSES: dict[str, Trouble] = {
     "08": "lost",
+    "0A": "tables",  # not supported, among it a statement prepared for columns of other types
+    "25": "tables",  # a transaction of another kind than it should be
+    "26": "tables",  # a prepared statement that the server does not know
+    "28": "tables",  # a role that may not log in
+    "2B": "tables",
+    "34": "tables",
+    "3D": "tables",  # no such database
+    "3F": "tables",  # no such schema
     "40": "busy",  # a deadlock, or a serialization failure
+    "42": "tables",  # no such table or column, another type, or no right to it
+    "44": "tables",  # a view's check
     "53": "full",  # no disk, no memory
     "55": "busy",  # a lock that was not to be had in time
     "57": "lost",  # stopped by an operator or by a restart
@@ -252,13 +264,23 @@ _TROUBLE_CLASSES: dict[str, Trouble] = {
 _TROUBLES: dict[str, Trouble] = {
     "25006": "lost",  # a standby: the server that takes writes is another now
     "53300": "lost",  # too many connections
+    "55000": "tables",  # published without a replica identity, or a sequence at its end
     "57014": "busy",  # one statement was stopped, by a timeout or an operator
 }
 
 # Nobody answers, or the server is starting or stopping.
 _NOT_NOW: Final = frozenset({pq.Ping.NO_RESPONSE, pq.Ping.REJECT})
 
-_SACRIFICED: Final = frozenset({"40001", "40P01"})
+_SACRIFICED: Final = frozenset({"40001", "40P01", *STALE})
+
+UNIQUE_VIOLATION: Final = "23505"
+
+
+def _is_of_sequence(cause: Any) -> bool:
+    """Say whether an id was given twice: only a sequence that is behind its table does that."""
+    constraint = cause.diag.constraint_name or ""
+    return bool(constraint == f"{cause.diag.table_name}_pkey")
+
 
 # SQLSTATE classes after which the server cannot say whether a COMMIT happened.
 _LOST: Final = frozenset({"08", "57", "58", "XX"})

@@ -29,6 +29,11 @@ EXCHANGED_BYTES: Final = 4 * 1024 * 1024
 """Rows of `PreparedCursor.execute_each` that wait in memory for their answers, and about how many bytes
 of values: one row more, which a payload bounds, than fits."""
 
+STALE: Final = ("0A000", "26000")
+"""What the server says of a prepared statement whose columns have changed, or that it does not know."""
+
+_STALE: Final = frozenset(state.encode() for state in STALE)
+
 _OIDS: Final[dict[type, int]] = {
     type_: psycopg.adapters.types[name].oid
     for type_, name in ((int, "int8"), (float, "float8"), (bool, "bool"), (datetime, "timestamptz"))
@@ -170,6 +175,8 @@ class PreparedCursor:
             raise
         for prepared, answer in zip(sent, answers, strict=True):
             if answer.status == pq.ExecStatus.FATAL_ERROR:
+                if answer.error_field(pq.DiagnosticField.SQLSTATE) in _STALE:
+                    line.names.clear()  # what was prepared is asked for under new names
                 raise errors.error_from_result(answer)
             if prepared is not None:
                 line.names.update([prepared])

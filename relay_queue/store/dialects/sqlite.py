@@ -127,6 +127,8 @@ class SQLiteDialect(Dialect):
             return "data" if isinstance(error, DatabaseError) else "unknown"
         if code == sqlite3.SQLITE_READONLY_DBMOVED:
             return "replaced"
+        if code == sqlite3.SQLITE_READONLY:
+            return "tables"  # the file's rights; the extended codes say that it is another file
         return _TROUBLES.get(code & 0xFF, "data")
 
     def check_file(self, connection: BaseDatabaseWrapper) -> None:
@@ -159,6 +161,10 @@ class SQLiteDialect(Dialect):
 # The low byte is the primary result code. After an I/O error a commit may or may not be on disk;
 # a corrupt file or one that cannot be opened is no state to go on from either.
 _TROUBLES: dict[int, Trouble] = {
+    sqlite3.SQLITE_ERROR: "tables",  # no such table or column, or a statement that does not fit them
+    sqlite3.SQLITE_PERM: "tables",
+    sqlite3.SQLITE_AUTH: "tables",
+    sqlite3.SQLITE_SCHEMA: "tables",
     sqlite3.SQLITE_BUSY: "busy",
     sqlite3.SQLITE_LOCKED: "busy",
     sqlite3.SQLITE_FULL: "full",

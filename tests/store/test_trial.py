@@ -1,0 +1,132 @@
+"""Only a row that is proven to be at fault is condemned: it fails alone, and a sound one passes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from importlib import import_module
+
+import pytest
+
+from relay_queue import clock, store
+from relay_queue.models import Job, Lease
+from relay_queue.store.altered import NoChecksumFits
+from relay_queue.store.records import Claim, Recovered, Settlement
+from relay_queue.worker.tick import SETTLE, settle_each
+from tests.refusing import refusing
+from tests.store import actions
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+LEASES, JOBS = "relay_queue_lease", "relay_queue_job"
+
+
+def claim(limit: int = 5) -> tuple[list[Claim], store.Trial]:
+    trial = store.Trial()
+    with store.transaction() as tx:
+        claims = store.claim(tx, worker_id=None, queues=["default"], limit=limit, trial=trial)
+    return claims, trial
+
+
+def recover() -> tuple[list[Recovered], store.Trial]:
+    trial = store.Trial()
+    with store.transaction() as tx:
+        return store.recover_expired(tx, trial=trial), trial
+
+
+def states() -> list[str]:
+    return list(actions.rows(Job).order_by("id").values_list("state", flat=True))
+
+
+def test_a_job_that_fails_alone_goes_dead_and_its_neighbours_are_claimed() -> None:
+    first, bad, last = actions.enqueue_each(3)
+    with refusing("INSERT", LEASES, f"new.job_id = {bad}"):
+        claims, trial = claim()
+    assert ([c.job_id for c in claims], trial.faults) == ([first, last], {})
+    assert states() == ["running", "dead", "running"]
+    actions.assert_counters_exact()
+
+
+def test_an_only_job_that_fails_is_compared_with_a_sound_one_of_which_nothing_stays() -> None:
+    bad = actions.enqueue()
+    with refusing("INSERT", LEASES, f"new.job_id = {bad}"):
+        claims, trial = claim()
+    assert (claims, trial.faults, states()) == ([], {}, ["dead"])
+    assert not actions.rows(Lease).exists()
+    actions.assert_counters_exact()
+
+
+def test_a_table_that_refuses_every_row_condemns_none() -> None:
+    actions.enqueue_each(3)
+    before = actions.everything()
+    with refusing("INSERT", LEASES):
+        claims, trial = claim()
+    assert (claims, list(trial.faults)) == ([], ["claim jobs"])
+    assert "not this one" in str(trial.faults["claim jobs"])
+    assert actions.everything() == before
+    assert len(claim()[0]) == 3
+
+
+def test_where_no_sound_job_can_be_tried_an_only_job_is_not_condemned() -> None:
+    bad = actions.enqueue()
+    actions.rows(Job).filter(pk=bad).update(checksum=0)
+    with refusing("INSERT", JOBS):
+        with pytest.raises(NoChecksumFits), store.transaction() as tx:
+            store.claim(tx, worker_id=None, queues=["default"], limit=5)
+        claims, trial = claim()
+    assert (claims, list(trial.faults), states()) == ([], ["claim jobs"], ["ready"])
+    assert (claim()[0], states()) == ([], ["dead"])
+
+
+def test_jobs_that_cannot_be_claimed_do_not_hide_those_behind_nor_is_more_taken_than_asked() -> (
+    None
+):
+    bad, good, *_ = actions.enqueue_each(3)
+    with refusing("INSERT", LEASES, f"new.job_id = {bad}"):
+        claims, _ = claim(limit=1)
+    assert [c.job_id for c in claims] == [good]
+    assert states() == ["dead", "running", "ready"]
+
+
+def test_checksums_that_fit_for_no_job_any_more_condemn_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a change of a column's type that alters what is read of every row."""
+    actions.enqueue_each(3)
+    for module in ("altered", "claim", "take"):
+        place = import_module(f"relay_queue.store.{module}")
+        monkeypatch.setattr(place, "fits", lambda signed: False)
+    for _ in range(2):
+        with pytest.raises(NoChecksumFits), store.transaction() as tx:
+            store.claim(tx, worker_id=None, queues=["default"], limit=5)
+    claims, trial = claim()
+    assert (claims, list(trial.faults), states()) == ([], ["claim jobs"], ["ready"] * 3)
+    actions.assert_counters_exact()
+
+
+def test_a_recovery_that_fails_for_one_row_only_condemns_it_and_for_all_rows_none() -> None:
+    then = clock.now() - timedelta(hours=1)
+    with clock.use(lambda: then):
+        first, bad = actions.enqueue_each(2)
+        assert len(actions.claim(2)) == 2
+    with refusing("UPDATE", JOBS, "new.state <> 'dead'"):
+        ended, trial = recover()
+        assert (ended, list(trial.faults)) == ([], ["recover jobs"])
+    assert states() == ["running", "running"]
+    with refusing("UPDATE", JOBS, f"new.id = {bad} AND new.state <> 'dead'"):
+        ended, trial = recover()
+    assert ([each.job_id for each in ended], trial.faults) == ([first], {})
+    assert states() == ["ready", "dead"]
+    actions.assert_counters_exact()
+
+
+def test_an_outcome_that_a_table_refuses_is_kept_and_no_failed_attempt() -> None:
+    actions.enqueue_each(2)
+    told = [Settlement("ack", each.lease_id, each.token) for each in actions.claim(2)]
+    before = actions.everything()
+    trial = store.Trial()
+    with refusing("UPDATE", LEASES), store.transaction() as tx:
+        assert settle_each(tx, trial, told) == []
+    assert list(trial.faults) == [SETTLE]
+    assert actions.everything() == before
+    with store.transaction() as tx:
+        assert [each.state for each in store.settle(tx, told)] == ["succeeded"] * 2
