@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from relay_queue.compat import TaskContext
 from relay_queue.exceptions import Fatal, Retry, Snooze
@@ -378,3 +381,226 @@ alias = add
 @task
 def change_directory(path: str) -> None:
     os.chdir(path)
+
+
+# --- Threads of their own, and state that stays -----------------------------------------
+
+
+class Bulk:
+    """Something that a function has at hand; ``bulks`` says which of them still exist."""
+
+
+bulks: weakref.WeakSet[Bulk] = weakref.WeakSet()
+
+
+def _bulk() -> Bulk:
+    bulk = Bulk()
+    bulks.add(bulk)
+    return bulk
+
+
+def _raise_with_bulk() -> None:
+    bulk = _bulk()
+    raise ValueError(f"with {type(bulk).__name__} at hand")
+
+
+@task
+def hold_and_return() -> None:
+    calls.append(len(bulks))
+    bulk = _bulk()
+    assert bulk in bulks
+
+
+@task
+def hold_and_fail() -> None:
+    _raise_with_bulk()
+
+
+@task
+async def hold_and_return_async() -> None:
+    bulk = _bulk()
+    await asyncio.sleep(0)
+    assert bulk in bulks
+
+
+@task
+async def hold_and_fail_async() -> None:
+    bulk = _bulk()
+    await asyncio.sleep(0)
+    raise ValueError(f"with {type(bulk).__name__} at hand")
+
+
+@task
+async def hold_and_fail_in_a_thread() -> None:
+    await sync_to_async(_raise_with_bulk)()
+
+
+@task(timeout_seconds=60)
+async def hold_and_sleep_async() -> None:
+    bulk = _bulk()
+    await asyncio.sleep(60)
+    assert bulk in bulks
+
+
+@task
+def hold_and_fail_in_a_loop() -> None:
+    asyncio.run(hold_and_fail_async.func())
+
+
+@task
+def hold_and_fail_in_a_bridged_loop() -> None:
+    async_to_sync(hold_and_fail_async.func)()
+
+
+@task(atomic=True, timeout_seconds=2)
+def hold_and_fail_atomically() -> None:
+    _raise_with_bulk()
+
+
+pool = ThreadPoolExecutor(1, "outlives jobs")
+
+
+def _in_loop(call: Callable[[], Any]) -> Any:
+    return asyncio.run(sync_to_async(call)())
+
+
+def _in_any_thread_of_a_loop(call: Callable[[], Any]) -> Any:
+    return asyncio.run(asyncio.to_thread(call))
+
+
+def _insensitively(call: Callable[[], Any]) -> Any:
+    return asyncio.run(sync_to_async(call, thread_sensitive=False)())
+
+
+def _in_thread(call: Callable[[], Any]) -> Any:
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(call()))
+    thread.start()
+    thread.join()
+    return returned[0]
+
+
+LANES: dict[str, Callable[[Callable[[], Any]], Any]] = {
+    "bridge": lambda call: async_to_sync(sync_to_async(call))(),
+    "loop": _in_loop,
+    "any thread of a loop": _in_any_thread_of_a_loop,
+    "not thread-sensitive": _insensitively,
+    "thread": _in_thread,
+    "thread of a thread": lambda call: _in_thread(lambda: _in_thread(call)),
+    "loop in a thread": lambda call: _in_thread(lambda: _in_loop(call)),
+    "pool": lambda call: pool.submit(call).result(),
+    "pool in a thread": lambda call: _in_thread(lambda: pool.submit(call).result()),
+}
+"""Ways in which a function has something done in a thread that is not its own."""
+
+
+@task
+def leave_open_in(lane: str) -> None:
+    LANES[lane](leave_atomic_open.func)
+
+
+@task
+async def leave_open_async(sensitive: bool) -> None:
+    await sync_to_async(leave_atomic_open.func, thread_sensitive=sensitive)()
+
+
+@task
+def create_group_in(lane: str, name: str) -> None:
+    LANES[lane](lambda: Group.objects.create(name=name))
+
+
+@task
+async def create_group_async(name: str, sensitive: bool) -> None:
+    create = sync_to_async(Group.objects.create, thread_sensitive=sensitive)
+    await create(name=name)
+
+
+@task
+def note_job_in(lane: str) -> None:
+    calls.append(LANES[lane](current))
+
+
+@task
+def wait_in(lane: str) -> None:
+    LANES[lane](lambda: (calls.append("waits"), gate.wait(WAIT_SECONDS)))
+
+
+@task
+def lend_connection() -> bool:
+    """Let another thread work in the transaction of this one, as Django's own live server does."""
+    lent = connections["default"]
+    lent.inc_thread_sharing()
+    with transaction.atomic():
+        _in_thread(lambda: (setattr(connections._connections, "default", lent), lent.cursor()))
+        return lent.connection is not None and lent.in_atomic_block
+
+
+ODD_STATE = {
+    "sqlite": (
+        "PRAGMA foreign_keys = OFF",
+        "CREATE TEMP TABLE left_behind (id integer)",
+        "ATTACH DATABASE ':memory:' AS attached",
+        "PRAGMA query_only = ON",
+    ),
+    "postgresql": (
+        "CREATE SCHEMA IF NOT EXISTS tenant",
+        "CREATE TABLE IF NOT EXISTS tenant.auth_group (LIKE auth_group INCLUDING ALL)",
+        "CREATE TABLE IF NOT EXISTS tenant.relay_queue_job (LIKE relay_queue_job INCLUDING ALL)",
+        "CREATE TEMP TABLE left_behind (id integer)",
+        "SELECT pg_advisory_lock(4711)",
+        "SET search_path = tenant, public",
+        "SET TIME ZONE 'Asia/Kathmandu'",
+        "SET statement_timeout = '5s'",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    ),
+}
+"""What a function may do to the session of its connection."""
+
+STATE = {
+    "sqlite": (
+        "PRAGMA foreign_keys",
+        "SELECT count(*) FROM sqlite_temp_master",
+        "SELECT count(*) FROM pragma_database_list WHERE name = 'attached'",
+        "PRAGMA query_only",
+    ),
+    "postgresql": (
+        "SELECT to_regclass('pg_temp.left_behind')::text",
+        "SELECT count(*) FROM pg_locks WHERE objid = 4711 AND pid = pg_backend_pid()",
+        "SHOW search_path",
+        "SHOW time zone",
+        "SHOW statement_timeout",
+        "SHOW default_transaction_read_only",
+    ),
+}
+"""Statements that show it."""
+
+
+@task
+def leave_odd_state(lane: str = "") -> None:
+    LANES.get(lane, lambda call: call())(_leave_odd_state)
+
+
+def _leave_odd_state() -> None:
+    with connection.cursor() as cursor:
+        for statement in ODD_STATE[connection.vendor]:
+            cursor.execute(statement)
+    connection.execute_wrappers.append(_refuse)
+
+
+def _refuse(*args: Any) -> Any:
+    raise ValueError("a wrapper that was left behind")
+
+
+@task
+def note_state(lane: str = "") -> None:
+    calls.append(LANES.get(lane, lambda call: call())(_state))
+    note.enqueue("found by every worker")
+
+
+def _state() -> list[Any]:
+    with connection.cursor() as cursor:
+        seen = []
+        for statement in STATE[connection.vendor]:
+            cursor.execute(statement)
+            seen.append(cursor.fetchone()[0])
+    return seen

@@ -8,14 +8,19 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from django.db import connections
+
 from relay_queue import clock, conf, store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import AnyResult
 from relay_queue.models import Job
 from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
+from relay_queue.worker import report
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import execute
+from relay_queue.worker.hygiene import is_left_open
+from relay_queue.worker.threads import follow_threads
 
 if TYPE_CHECKING:
     from unittest.mock import _patch
@@ -83,9 +88,34 @@ def _run_next(queue: str | None) -> bool:
         store.promote(tx)
         queues = sorted(store.inspect.ready_queues()) if queue is None else [queue]
         claims = store.claim(tx, worker_id=None, queues=queues, limit=1)
+    follow_threads()
     for claim in claims:
+        depths = {c.alias: len(c.atomic_blocks) for c in connections.all(initialized_only=True)}
         finished = execute(claim, JobContext.of(claim, worker="testing"))
+        left = _undo_deeper(depths)
+        if left and finished.settled is None:
+            finished.settlement = report.uncommitted(claim, finished.settlement, left)
         if finished.settled is None:
             with store.transaction() as tx:
                 store.settle(tx, [finished.settlement])
     return bool(claims)
+
+
+def _undo_deeper(depths: dict[str, int]) -> list[str]:
+    """Undo what a function has left open in this thread; return the aliases where it has.
+
+    ``depths`` says how many blocks were open before it, those of the test. A worker closes the
+    connection, which here is the test's.
+    """
+    left = []
+    for connection in connections.all(initialized_only=True):
+        depth = depths.get(connection.alias, 0)
+        if len(connection.atomic_blocks) > depth:
+            left.append(connection.alias)
+        while len(connection.atomic_blocks) > depth:
+            connection.atomic_blocks[-1].__exit__(RuntimeError, None, None)
+        if not depth and is_left_open(connection):
+            left.append(connection.alias)
+            connection.rollback()
+            connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
+    return left

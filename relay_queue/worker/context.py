@@ -36,13 +36,19 @@ def enter(context: JobContext) -> Token[JobContext | None]:
     return _current.set(context)
 
 
+def leave(before: Token[JobContext | None]) -> None:
+    """Make the context current again that was when `enter` returned ``before``."""
+    _current.reset(before)
+
+
 @dataclass(slots=True, eq=False)
 class JobContext:
     """One attempt of one job, shared by the function that runs it and the loop that watches it.
 
     ``epoch`` is the lease's id: it grows with every lease, so an outside system can refuse whoever
     comes with a smaller one than it has seen. ``deadline`` is a reading of ``time.monotonic``.
-    ``worker`` is the incarnation of the worker process. Python cannot stop a thread: a function
+    ``worker`` is the incarnation of the worker process. ``left_open`` are the aliases of connections
+    that other threads of this job were found to have left in a transaction. Python cannot stop a thread: a function
     that runs long looks at ``cancelled``, or calls `raise_if_cancelled`, now and then.
     """
 
@@ -56,6 +62,7 @@ class JobContext:
     cancel_reason: str = ""
     waits: bool = False
     """Whether the function has not begun, and its time with it: it waits for the writer."""
+    left_open: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, claim: Claim, worker: str = "") -> Self:

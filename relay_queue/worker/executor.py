@@ -17,7 +17,7 @@ from inspect import iscoroutinefunction
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.signals import setting_changed
 from django.db import Error, connections, transaction
 
@@ -40,6 +40,7 @@ from relay_queue.task import as_enqueued
 from relay_queue.worker import report
 from relay_queue.worker.context import JobContext, RelayContext, enter
 from relay_queue.worker.hygiene import close_connections
+from relay_queue.worker.threads import end_own_thread, has_own_thread, own_thread
 
 WRITER_SLICE_SECONDS = 4.0
 """How long an atomic function waits for the writer before it sees whether it is still wanted: less
@@ -106,14 +107,20 @@ class Call:
     def invoke(self) -> Any:
         """Call the function in a copy of the context: what it sets there ends with it."""
         process = os.getpid()
+        alone = copy_context()
+        own = alone.run(own_thread)
         try:
-            return copy_context().run(self._call)
+            value = alone.run(self._call)
         finally:
             self.returned = monotonic()
             if os.getpid() != process:
                 # A child that the function forked and did not end. It has our descriptors but not
                 # our threads, and would report the outcome a second time.
                 os._exit(0)
+            left = end_own_thread(own)
+        if left or self.context.left_open:
+            raise self._left_open(left)
+        return value
 
     async def invoke_async(self) -> Outcome:
         """Await the function, up to the deadline of the attempt. Never raises."""
@@ -131,15 +138,19 @@ class Call:
                         "the coroutine ran past its deadline; it was cancelled"
                     ) from None
                 finally:
-                    if own in SyncToAsync.context_to_thread_executor:
+                    if has_own_thread(own):
                         left = await sync_to_async(close_connections)()
-            if left:
-                raise report.left_open(left)
+            if left or self.context.left_open:
+                raise self._left_open(left)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
             return _Raised(error)
         finally:
             self.returned = monotonic()
         return lambda: value
+
+    def _left_open(self, left: list[str]) -> RuntimeError:
+        # Each once, in order.
+        return report.left_open(list(dict.fromkeys((*left, *self.context.left_open))))
 
     def _call(self) -> Any:
         enter(self.context)
@@ -269,14 +280,18 @@ def _require_lease(claim: Claim, tx: store.Transaction) -> None:
         raise report.NotBegun("the lease ended before the function began")
 
 
-@dataclass(frozen=True, slots=True)
 class _Raised:
-    """The outcome of a coroutine that raised."""
+    """The outcome of a coroutine that raised; to be called once.
 
-    error: BaseException
+    It does not keep the error: a caller's frame would then be held by the error that it holds, and
+    with it, in an idle worker for ever, everything that the function had at hand.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._errors = [error]
 
     def __call__(self) -> NoReturn:
-        raise self.error
+        raise self._errors.pop()
 
 
 @lru_cache(maxsize=1024)

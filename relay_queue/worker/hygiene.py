@@ -1,14 +1,15 @@
 """What is put right in a thread between two task functions: its database connections.
 
 Not restored, because a thread cannot know who else relies on it: the working directory, the
-environment, ``sys.path``, the locale of the C library, threads and processes that a function
-started. Context variables, which Django keeps the active language and time zone in, need no
+environment, ``sys.path``, the locale of the C library, ``threading.local``, threads and processes that
+a function started. For the connections of other threads see `relay_queue.worker.threads`. Context variables, which Django keeps the active language and time zone in, need no
 restoring: each function runs in a copy of the context.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -18,46 +19,37 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 logger = logging.getLogger(__name__)
 
 
-def clean_connections() -> list[str]:
-    """Make this thread's connections fit for the next function.
-
-    One that was left in a transaction, with autocommit changed, or broken is rolled back, closed
-    and replaced. Any other is kept as long as Django keeps one between two requests: see
-    ``CONN_MAX_AGE``. Returns the aliases of those whose transaction was still open: what was
-    written there is not committed. Never raises.
-    """
-    left = []
-    for connection in connections.all(initialized_only=True):
-        try:
-            connection.queries_log.clear()  # it would grow for ever under DEBUG
-            if connection.connection is None and not connection.in_atomic_block:
-                continue
-            if _left_open(connection):
-                left.append(connection.alias)
-                _replace(connection)
-            else:
-                connection.close_if_unusable_or_obsolete()
-        except Exception:  # noqa: BLE001 - a driver that cannot even be asked is broken
-            _replace(connection)
-    return left
-
-
 def close_connections() -> list[str]:
-    """Close this thread's connections for good, in whatever state they are. Never raises.
+    """Close this thread's connections, in whatever state they are. Never raises.
 
-    Returns like `clean_connections`.
+    The next use of an alias opens a new one, whatever ``CONN_MAX_AGE`` says: a session has more
+    state than anybody can put back. A search path, a role, a time zone, a read-only mode, temporary
+    tables and advisory locks would all be found by the next function. Returns the aliases of those
+    whose transaction was still open: what was written there is not committed.
     """
-    left = []
-    for connection in connections.all(initialized_only=True):
-        # A driver that cannot even be asked is broken, which is not the same as open.
-        with suppress(Exception):
-            if _left_open(connection):
-                left.append(connection.alias)
-        _replace(connection, quietly=True)
-    return left
+    return [c.alias for c in connections.all(initialized_only=True) if _close(c)]
 
 
-def _left_open(connection: BaseDatabaseWrapper) -> bool:
+def undo_what_is_left_open() -> list[str]:
+    """Close only those of this thread's connections that are in a transaction. Never raises.
+
+    Returns like `close_connections`.
+    """
+    known = connections.all(initialized_only=True)
+    return [c.alias for c in known if is_left_open(c) and _close(c)]
+
+
+def is_left_open(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a connection that no block is around is in a transaction all the same."""
+    if connection.connection is None and not connection.in_atomic_block:
+        return False
+    try:
+        return _is_in_transaction(connection)
+    except Exception:  # noqa: BLE001 - a driver that cannot even be asked is broken, not open
+        return False
+
+
+def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return bool(
         connection.in_atomic_block
         or connection.closed_in_transaction
@@ -75,23 +67,37 @@ def _status(raw: Any) -> int:
     return int(getattr(getattr(raw, "info", None), "transaction_status", 0))
 
 
-def _replace(connection: BaseDatabaseWrapper, *, quietly: bool = False) -> None:
-    """Roll back, close, and forget the connection; the next use of its alias opens a new one."""
-    if not quietly:
+def _close(connection: BaseDatabaseWrapper) -> bool:
+    """Roll back, close and forget the connection; return whether it was in a transaction."""
+    if connection._thread_ident != threading.get_ident():  # type: ignore[attr-defined]
+        # Lent by another thread, which goes on with it.
+        del connections[connection.alias]
+        return False
+    left = is_left_open(connection)
+    if left:
         with suppress(Exception):  # a log handler may raise
             logger.warning(
-                "a task function left the connection %r unusable or in a transaction; "
+                "a task function left the connection %r in a transaction; "
                 "it was rolled back and closed",
                 connection.alias,
             )
+        _leave_blocks(connection)
+    with suppress(Exception):
+        if connection.settings_dict["OPTIONS"].get("pool") and connection.connection is not None:
+            # A pool would hand it to the next function as it is. It replaces one that is closed.
+            connection.connection.close()
+        connection.close()
+    with suppress(AttributeError):
+        del connections[connection.alias]
+    return left
+
+
+def _leave_blocks(connection: BaseDatabaseWrapper) -> None:
     # Django refuses to roll back or to close inside of a block, and the block's owner is gone.
     connection.in_atomic_block = False
     connection.closed_in_transaction = False
     connection.needs_rollback = False
     connection.savepoint_ids.clear()
     connection.atomic_blocks.clear()
-    for put_right in (connection.rollback, connection.close):
-        with suppress(Exception):
-            put_right()
-    with suppress(AttributeError):
-        del connections[connection.alias]
+    with suppress(Exception):
+        connection.rollback()

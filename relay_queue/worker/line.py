@@ -34,13 +34,16 @@ class Line(Generic[Entry]):
         self._entries.append(entry)
         self._wake()
 
-    def get(self) -> Entry:
-        """Take the first entry, waiting until there is one."""
+    def get(self, seconds: float | None = None) -> Entry:
+        """Take the first entry, waiting until there is one.
+
+        Raises ``queue.Empty`` if none came within ``seconds``; None waits for ever.
+        """
         while True:
             try:
                 entry = self._entries.popleft()
             except IndexError:
-                self._wakes.get()
+                self._wakes.get(timeout=seconds)
                 self._waking = False
                 continue
             if self._entries:

@@ -7,6 +7,7 @@ work from one queue and put what is finished in another.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from collections import deque
@@ -15,20 +16,25 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty
 from time import monotonic
 
 from relay_queue.store.records import Claim
 from relay_queue.worker import report
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Call, Finished, Outcome, begin, conclude
-from relay_queue.worker.hygiene import clean_connections, close_connections
+from relay_queue.worker.hygiene import close_connections
 from relay_queue.worker.line import Line
+from relay_queue.worker.threads import follow_threads
 from relay_queue.worker.words import released
 
 logger = logging.getLogger(__name__)
 
 SHORTAGE_SECONDS = 10.0
 """How long a process makes do with the threads it has, once the system gave it no more."""
+
+IDLE_SECONDS = 1.0
+"""How long a slot waits after a failure before it takes the time for a collection of garbage."""
 
 Step = Callable[[], Finished | None]
 """A piece of work for a slot thread. It returns nothing if a coroutine goes on elsewhere."""
@@ -72,6 +78,8 @@ class Slots:
         self._threads = 0
         self._short_until = 0.0
         self._coroutines = _CoroutineThread()
+        self._failed = False
+        follow_threads()
 
     @property
     def places(self) -> int:
@@ -151,20 +159,42 @@ class Slots:
         self._coroutines.close()
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            claim, step = work
-            self._tell()  # outcomes that wait must not wait for this job, which may take long
+        # A call for each piece: while this thread waits for the next it holds nothing of the last.
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """Do the next piece of work, or say that there is no more."""
+        work = self._next()
+        if work is None:
+            return False
+        claim, step = work
+        self._tell()  # outcomes that wait must not wait for this job, which may take long
+        try:
+            # In a copy of the context: what a receiver of a signal sets there ends with the job.
+            finished = copy_context().run(step)
+        except BaseException as error:  # noqa: BLE001 - no step raises; if one does, we live
+            finished = Finished(claim, report.describe(claim, error), 0.0)
+        left = close_connections()
+        if finished is not None:
+            if left and finished.settled is None:
+                finished.settlement = report.uncommitted(claim, finished.settlement, left)
+            self._failed = self._failed or finished.settlement.verb != "ack"
+            self._finished.append(finished)
+        self._tell()
+        return True
+
+    def _next(self) -> tuple[Claim, Step] | None:
+        """Wait for work. An error in a cycle with its frames holds all that they hold until a
+        collection, which an idle process never comes to by itself: after failures it is made here.
+        """
+        if self._failed:
             try:
-                finished = step()
-            except BaseException as error:  # noqa: BLE001 - no step raises; if one does, we live
-                finished = Finished(claim, report.describe(claim, error), 0.0)
-            left = clean_connections()
-            if finished is not None:
-                if left and finished.settled is None:
-                    finished.settlement = report.uncommitted(claim, finished.settlement, left)
-                self._finished.append(finished)
-            self._tell()
-        close_connections()
+                return self._work.get(IDLE_SECONDS)
+            except Empty:
+                self._failed = False
+                gc.collect()
+        return self._work.get()
 
     def _begin(self, claim: Claim, context: JobContext) -> Finished | None:
         self.running[claim.lease_id].thread = threading.get_ident()

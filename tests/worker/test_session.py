@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from relay_queue import wakeup
 from relay_queue.store import inspect
 from relay_queue.wakeup import Session, notify, ring_on_commit
-from relay_queue.worker.hygiene import clean_connections
+from relay_queue.worker.hygiene import close_connections
 from tests.conftest import wait_until
 from tests.postgresql import default_is
 
@@ -157,11 +157,11 @@ def test_a_transaction_that_went_past_django_is_rolled_back_between_two_function
     on_server: psycopg.Connection[Any],
 ) -> None:
     connection.ensure_connection()
-    assert clean_connections() == []
+    assert close_connections() == []
     connection.ensure_connection()
     connection.connection.execute("BEGIN")
     connection.connection.execute("DELETE FROM django_content_type")
-    assert clean_connections() == ["default"]
+    assert close_connections() == ["default"]
     (left,) = on_server.execute("SELECT count(*) FROM django_content_type").fetchone() or (0,)
     assert left
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from django.contrib.auth.models import Group
 from django.db import connection, connections
 from django.test import override_settings
 
+from relay_queue.compat import signals
 from relay_queue.store.records import Claim
 from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Finished
@@ -349,9 +352,9 @@ def test_misbehaving_atomic_function_leaves_nothing_behind(make: Make, then: str
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("keep", "same"), [(0, False), (None, True)])
-def test_sound_connection_is_kept_as_long_as_the_settings_say(
-    make: Make, keep: float | None, same: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("keep", [0, None], ids=["closed after use", "kept open"])
+def test_each_function_has_a_connection_of_its_own_however_long_others_are_kept(
+    make: Make, keep: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connections["default"].settings_dict, "CONN_MAX_AGE", keep)
     slots = make(1)
@@ -359,8 +362,31 @@ def test_sound_connection_is_kept_as_long_as_the_settings_say(
         start(slots, claim_of(tasks.note_connection))
         take(slots, 1)
     first, second = tasks.calls
-    assert (first is second) is same
+    assert first is not second
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        first.execute("SELECT 1")
     tasks.calls.clear()
+
+
+def test_what_a_receiver_puts_into_the_context_ends_with_the_job(make: Make) -> None:
+    tenant: ContextVar[int] = ContextVar("tenant", default=0)
+    seen: list[int] = []
+
+    def count(**_: Any) -> None:
+        seen.append(tenant.get())
+        tenant.set(tenant.get() + 1)
+
+    slots = make(1)
+    for signal in (signals.task_started, signals.task_finished):
+        signal.connect(count)
+    try:
+        for _ in range(2):
+            start(slots, claim_of(tasks.noop))
+            take(slots, 1)
+    finally:
+        for signal in (signals.task_started, signals.task_finished):
+            signal.disconnect(count)
+    assert seen == [0, 1, 0, 1]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -239,6 +239,9 @@ class PostgreSQLDialect(Dialect):
             cursor.execute("SELECT set_config('lock_timeout', %s, false)", [_timeout(seconds)])
 
 
+READ_ONLY: Final = "25006"
+"""The SQLSTATE of a server, or a session, that only reads."""
+
 # What a lost connection, a server that is shutting down and one that starts have in common: the
 # transaction is gone, and a new connection is needed. Whether its COMMIT had been sent is known where
 # it is sent, not here.
@@ -262,7 +265,7 @@ _TROUBLE_CLASSES: dict[str, Trouble] = {
     "XX": "unknown",  # damage
 }
 _TROUBLES: dict[str, Trouble] = {
-    "25006": "lost",  # a standby: the server that takes writes is another now
+    READ_ONLY: "lost",  # a standby: the server that takes writes is another now
     "53300": "lost",  # too many connections
     "55000": "tables",  # published without a replica identity, or a sequence at its end
     "57014": "busy",  # one statement was stopped, by a timeout or an operator
@@ -322,9 +325,13 @@ def _outermost(
         yield 0.0
         if not connection.needs_rollback:
             _commit(connection)
-    except BaseException:
+    except BaseException as error:
         _cursor(connection).forget()
         block.__exit__(*sys.exc_info())
+        if getattr(error.__cause__, "sqlstate", None) == READ_ONLY:
+            # Demoted, most likely. Another server takes writes now, and only a new connection finds
+            # it: Django would keep this one, which answers.
+            connection.close()
         raise
     block.__exit__(None, None, None)
 
