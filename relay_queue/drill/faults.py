@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import django
 
+from relay_queue.worker.hooks import HOOKS
+
 _kept = ExitStack()
 """What stays in place to the end of the process."""
 
@@ -37,30 +39,12 @@ def jump_clock(path: str) -> None:
 
 def die_after_claim(path: str) -> None:
     """Die in the tick's transaction, after its claim and before its commit."""
-    from relay_queue.worker import tick
-
-    claim = tick._claim
-
-    def fatal(tx: Any, plan: Any, done: Any) -> None:
-        claim(tx, plan, done)
-        if done.claims:
-            _die_if_told(path)
-
-    tick._claim = fatal
+    HOOKS["claimed"] = lambda done: _die_if_told(path) if done.claims else None
 
 
 def die_after_settle(path: str) -> None:
     """Die in the tick's transaction, after outcomes were settled and before the commit."""
-    from relay_queue.worker import tick
-
-    renew = tick._renew
-
-    def fatal(tx: Any, plan: Any, done: Any) -> None:
-        if done.settlements:
-            _die_if_told(path)
-        renew(tx, plan, done)
-
-    tick._renew = fatal
+    HOOKS["settled"] = lambda done: _die_if_told(path) if done.settlements else None
 
 
 def _die_if_told(path: str) -> None:
@@ -74,18 +58,15 @@ def fill_disk(path: str) -> None:
     from django.db import connections
 
     from relay_queue import conf
-    from relay_queue.worker import loop
-    from relay_queue.worker.tick import tick
 
-    def bounded(plan: Any) -> Any:
+    def bound(_plan: Any) -> None:
         connection = connections[conf.get().database]
         connection.ensure_connection()
         # SQLite takes the size it has for a limit that is smaller.
         most = 1 if os.path.exists(path) else MOST_PAGES
         connection.connection.execute(f"PRAGMA max_page_count = {most}").fetchall()
-        return tick(plan)
 
-    vars(loop)["tick"] = bounded
+    HOOKS["begin"] = bound
 
 
 MOST_PAGES: Final = 4_294_967_294

@@ -12,6 +12,7 @@ from datetime import datetime
 from relay_queue import store
 from relay_queue.exceptions import Unstorable
 from relay_queue.store.records import Claim, Recovered, Settled, Settlement
+from relay_queue.worker import hooks
 from relay_queue.worker.held import Held
 from relay_queue.worker.siblings import DeadSiblings
 from relay_queue.worker.stats import Stats
@@ -66,19 +67,26 @@ def tick(plan: Plan) -> Done:
     A careful tick is slower and survives data that cannot be stored or read: each outcome, recovery
     and claim has a savepoint of its own, and the job at fault is taken out.
     """
+    hooks.reach("begin", plan)
     with store.transaction(wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful) as tx:
         done = Done(plan.settlements())
         settle = _settle_one_by_one if plan.careful else store.settle
         done.answers = settle(tx, done.settlements)
+        hooks.reach("settled", done)
         _renew(tx, plan, done)
+        hooks.reach("renewed", done)
         _recover(tx, plan, done)
+        hooks.reach("recovered", done)
         if plan.due:
             done.promoted = sum(store.promote(tx).values())
+        hooks.reach("promoted", done)
         _claim(tx, plan, done)
+        hooks.reach("claimed", done)
         if plan.stats is not None:
             store.roll_up(tx, plan.worker_id, plan.stats.minutes)
             store.heartbeat(tx, plan.worker_id, plan.stats.totals)
         done.now = tx.now
+    hooks.reach("committed", done)
     return done
 
 
