@@ -45,9 +45,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
         frozenset(
             {
                 "cli",
-                "bench",
-                "drill",
-                "scratch",
+                "lab",
                 "management",
                 "admin",
                 "testing",
@@ -60,7 +58,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
 )
 LAYER_OF = {part: rank for rank, (_, parts) in enumerate(LAYERS) for part in parts}
 
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 50
 AIM_FUNCTION_LINES = 25
 FORBIDDEN_NAMES = frozenset({"utils", "helpers", "util", "helper", "misc", "common"})
@@ -192,7 +190,7 @@ def functions(module: Module) -> Iterator[tuple[FunctionNode, int]]:
 
 
 def too_long(module: Module) -> list[str]:
-    """Modules stay within 400 lines and functions within 50; migrations are written by Django."""
+    """Modules stay within 500 lines and functions within 50; migrations are written by Django."""
     if module.part == "migrations":
         return []
     found = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import django
 from django.db import OperationalError, connection
 
-from relay_queue.drill.faults import die_after_claim, die_after_settle, jump_clock
+from relay_queue.lab.faults import die_after_claim, die_after_settle, jump_clock
 from relay_queue.worker.hooks import HOOKS
 
 if TYPE_CHECKING:
