@@ -5,7 +5,7 @@
 * ``drill ROW`` executes a row of the failure table, and writes the result as JSON.
 * ``demo`` shows the demo.
 * ``kill-writer N…`` enqueues N jobs in one transaction, for each N, and kills itself: what it has
-  committed is in the log, and nobody has closed the database.
+  committed is in the log, and the database is not closed.
 
 The variables of the environment name the scratch project, see `settings`. The process ends, with its
 workers, when its standard input is closed.

@@ -70,18 +70,18 @@ def run(directory: Path, *, color: bool) -> int:
             screen.say("Interrupted: stopping the workers.", "warning")
             return INTERRUPTED
         finally:
-            demo.project.close()
+            demo.close()
             for number, handler in zip(STOPPING, before, strict=True):
                 signal.signal(number, handler)
-    verified = demo.project.run("relay", "verify")
+    verified = demo.run("relay", "verify")
     return show_summary(out, verified, time.monotonic() - began)
 
 
-class Demo:
-    """The demo while it runs: its project, its workers and its screen."""
+class Demo(ScratchProject):
+    """The scratch project of a demo, with its workers and its screen."""
 
     def __init__(self, directory: Path, screen: Screen) -> None:
-        self.project = ScratchProject(directory, most_seconds=MOST_SECONDS, heed=self._look_around)
+        super().__init__(directory, most_seconds=MOST_SECONDS)
         self.screen = screen
         self.workers: Workers | None = None
         self._interrupted = False
@@ -99,14 +99,14 @@ class Demo:
         screen.say(f"Relay {__version__} at work, {clock.now():%Y-%m-%d %H:%M:%S} UTC", "title")
         screen.say("On a scratch database; the project's own is not touched.")
         screen.doing("making the scratch database")
-        self.project.migrate()
+        self.migrate()
         for number, (title, scene) in enumerate(SCENES, start=1):
             screen.scene(number, len(SCENES), title)
             scene(self)
 
     def check(self, held: bool, claim: str, found: object = "") -> None:
         """Show a claim that held. Raises `LabError` with what was ``found`` if it did not."""
-        self._heed()
+        self._leave_if_told()
         if not held:
             raise LabError(f"{claim}. Found: {found}" if found != "" else claim)
         self.screen.fact(claim)
@@ -117,26 +117,26 @@ class Demo:
         screen.say()
         screen.say(f"NOT OBSERVED: {missing}", "bad")
         screen.say("The end of the workers' log:")
-        for line in self.project.last_words():
+        for line in self.last_words():
             screen.say(f"  {line}", "dim")
         screen.say("Run it again with --keep to look at the scratch database afterwards.")
 
-    def wait_run(self, job_id: int, attempt: int = 1) -> tuple[Entry, Lease]:
+    def wait_lease(self, job_id: int, attempt: int = 1) -> tuple[Entry, Lease]:
         """Wait until a function has entered an attempt; return what it noted, and its lease."""
-        entry = self.project.wait_run(job_id, attempt)
+        entry = self.wait_run(job_id, attempt)
         lease = Lease.objects.select_related("worker", "job").get(pk=entry.epoch)
         if lease.worker is None or lease.worker.pid != entry.pid:
             raise LabError(f"job {job_id} ran in process {entry.pid}, not in {lease.worker}")
         return entry, lease
 
-    def _look_around(self) -> None:
-        """Heed an interruption, and draw how far the jobs are, while something is waited for."""
-        self._heed()
+    def heed(self) -> None:
+        """Heed an interruption and the end of the workers, and draw how far the jobs are."""
+        self._leave_if_told()
         if self.workers is not None:
             self.workers.require_running()
         self.screen.pulse(counts)
 
-    def _heed(self) -> None:
+    def _leave_if_told(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt
 
@@ -152,7 +152,7 @@ def relay(*arguments: str) -> None:
 
 def run_jobs(demo: Demo) -> None:
     """Jobs of several queues and priorities on real worker processes."""
-    demo.workers = demo.project.work(
+    demo.workers = demo.work(
         "--name=demo", "--shutdown-timeout=5", processes=PROCESSES, concurrency=CONCURRENCY
     )
     demo.screen.note(
@@ -174,7 +174,7 @@ def run_jobs(demo: Demo) -> None:
             )
             for n in range(JOBS)
         ]
-    demo.project.wait_states(job_ids, State.SUCCEEDED)
+    demo.wait_states(job_ids, State.SUCCEEDED)
     seconds = time.monotonic() - began
     leases = list(Lease.objects.filter(job__in=job_ids).select_related("job").order_by("pk"))
     shares = sorted(Counter(lease.worker_id for lease in leases).values(), reverse=True)
@@ -196,12 +196,11 @@ def retry(demo: Demo) -> None:
     """Jobs that fail and are tried again with back-off."""
     failures = [1, 2, 3]
     job_ids = [
-        demo.project.enqueue(tasks.fail, n, max_attempts=4, backoff=PARTNER_BACKOFF)
-        for n in failures
+        demo.enqueue(tasks.fail, n, max_attempts=4, backoff=PARTNER_BACKOFF) for n in failures
     ]
     for n, job_id in zip(failures, job_ids, strict=True):
-        job = demo.project.wait_state(job_id, State.SUCCEEDED)
-        leases = demo.project.ledger(job.pk)
+        job = demo.wait_state(job_id, State.SUCCEEDED)
+        leases = demo.ledger(job.pk)
         outcomes = [lease.outcome for lease in leases]
         waits = [_seconds_between(a, b) for a, b in pairwise(leases)]
         wanted = [job.backoff_base_seconds * 2**k for k in range(n)]
@@ -218,37 +217,37 @@ def retry(demo: Demo) -> None:
 def dead_letters(demo: Demo) -> None:
     """Jobs that no retry can help, and one that an operator gives another chance."""
     boxes = ["north", "south", "west"]
-    fatal = [demo.project.enqueue(tasks.deliver, box) for box in boxes]
-    hopeless = demo.project.enqueue(tasks.fail, 99, max_attempts=2, backoff=PARTNER_BACKOFF)
-    *letters, exhausted = demo.project.wait_states([*fatal, hopeless], State.DEAD)
+    fatal = [demo.enqueue(tasks.deliver, box) for box in boxes]
+    hopeless = demo.enqueue(tasks.fail, 99, max_attempts=2, backoff=PARTNER_BACKOFF)
+    *letters, exhausted = demo.wait_states([*fatal, hopeless], State.DEAD)
     demo.check(
-        all([x.outcome for x in demo.project.ledger(job.pk)] == [Outcome.FATAL] for job in letters),
+        all([x.outcome for x in demo.ledger(job.pk)] == [Outcome.FATAL] for job in letters),
         f"jobs {_listed([job.pk for job in letters])} are dead letters after one attempt: "
         f"{letters[0].last_error}",
     )
-    attempts = demo.project.ledger(exhausted.pk)
+    attempts = demo.ledger(exhausted.pk)
     demo.check(
         [x.outcome for x in attempts] == [Outcome.FAILED] * 2 and bool(attempts[-1].traceback),
         f"job {exhausted.pk} is one after 2 of 2 attempts; each has its traceback in the ledger",
     )
-    demo.project.make(boxes[0])
+    demo.make(boxes[0])
     relay("requeue", str(fatal[0]))
-    (job,) = demo.project.wait_states(fatal[:1], State.SUCCEEDED)
+    (job,) = demo.wait_states(fatal[:1], State.SUCCEEDED)
     demo.check(
-        [x.outcome for x in demo.project.ledger(job.pk)] == [Outcome.FATAL, Outcome.ACKED],
+        [x.outcome for x in demo.ledger(job.pk)] == [Outcome.FATAL, Outcome.ACKED],
         f"the mailbox was made, `relay requeue {job.pk}` said: the job has succeeded",
     )
 
 
 def kill(demo: Demo) -> None:
     """A worker is killed in mid-job."""
-    job_id = demo.project.enqueue(tasks.export, 1.0)
-    first, lease = demo.wait_run(job_id)
+    job_id = demo.enqueue(tasks.export, 1.0)
+    first, lease = demo.wait_lease(job_id)
     killed_at = time.monotonic()
     os.kill(first.pid, signal.SIGKILL)
     demo.screen.note(f"job {job_id} runs in process {first.pid}")
     demo.screen.note(f"$ kill -9 {first.pid}")
-    second, _ = demo.wait_run(job_id, attempt=2)
+    second, _ = demo.wait_lease(job_id, attempt=2)
     milliseconds = (second.at - killed_at) * 1000
     demo.check(
         second.pid != first.pid and milliseconds <= MOST_RECOVERY_MS,
@@ -256,38 +255,38 @@ def kill(demo: Demo) -> None:
         f"though its lease had {lease.job.lease_seconds:g} s to go",
         (second, milliseconds),
     )
-    demo.project.wait_state(job_id, State.SUCCEEDED)
-    outcomes = [lease.outcome for lease in demo.project.ledger(job_id)]
+    demo.wait_state(job_id, State.SUCCEEDED)
+    outcomes = [lease.outcome for lease in demo.ledger(job_id)]
     demo.check(
         outcomes == [Outcome.LOST, Outcome.ACKED],
         "the ledger says: attempt 1 lost, effect unknown; attempt 2 acked",
         outcomes,
     )
-    new = demo.project.wait(
+    new = demo.wait(
         "a new worker in place of the killed one",
-        lambda: [pid for pid in demo.project.pids() if pid != first.pid][PROCESSES - 1 :],
+        lambda: [pid for pid in demo.pids() if pid != first.pid][PROCESSES - 1 :],
     )
     demo.check(True, f"the supervisor has put process {new[-1]} in its place")
 
 
 def stop(demo: Demo) -> None:
     """A worker is stopped for longer than its lease, and comes back too late."""
-    job_id = demo.project.enqueue(tasks.export, EXPORT_SECONDS, lease_seconds=SHORT_LEASE_SECONDS)
-    first, _ = demo.wait_run(job_id)
-    with demo.project.stopped(first.pid):
+    job_id = demo.enqueue(tasks.export, EXPORT_SECONDS, lease_seconds=SHORT_LEASE_SECONDS)
+    first, _ = demo.wait_lease(job_id)
+    with demo.stopped(first.pid):
         demo.screen.note(
             f"job {job_id} runs in process {first.pid}, which renews its lease of "
             f"{SHORT_LEASE_SECONDS:g} s"
         )
         demo.screen.note(f"$ kill -STOP {first.pid}")
-        second, _ = demo.wait_run(job_id, attempt=2)
+        second, _ = demo.wait_lease(job_id, attempt=2)
         demo.check(
             second.pid != first.pid and second.epoch > first.epoch,
             f"the lease expired and process {second.pid} has the job, with a later token",
         )
-        job = demo.project.wait_state(job_id, State.SUCCEEDED)
+        job = demo.wait_state(job_id, State.SUCCEEDED)
     demo.screen.note(f"$ kill -CONT {first.pid}")
-    late = demo.project.wait_refused(job_id)
+    late = demo.wait_refused(job_id)
     demo.check(
         late.outcome == Outcome.EXPIRED and late.refused_verb == "ack",
         f"the first owner came back at {moment(late.refused_at)} with an {late.refused_verb}: "
@@ -304,7 +303,7 @@ def stop(demo: Demo) -> None:
 
 def cancel(demo: Demo) -> None:
     """A running job is cancelled."""
-    job_id = demo.project.enqueue(tasks.wait_politely, queue_name="reports")
+    job_id = demo.enqueue(tasks.wait_politely, queue_name="reports")
     demo.wait_run(job_id)
     relay("cancel", str(job_id))
     cancelled_at = time.monotonic()
@@ -314,10 +313,10 @@ def cancel(demo: Demo) -> None:
         f"`relay cancel {job_id}` said: the job is cancelled at once, durably",
         job.state,
     )
-    told = demo.project.wait_run(job_id, event=TOLD)
+    told = demo.wait_run(job_id, event=TOLD)
     milliseconds = max((told.at - cancelled_at) * 1000, 0)
     demo.check(True, f"its function saw context.cancelled {milliseconds:,.0f} ms later")
-    late = demo.project.wait_refused(job_id)
+    late = demo.wait_refused(job_id)
     job.refresh_from_db()
     demo.check(
         job.state == State.CANCELLED and job.result is None,
@@ -337,7 +336,7 @@ def refuse(demo: Demo) -> None:
         job_ids,
     )
     relay("pause", "media")
-    demo.project.do(store.set_limits, "media", capacity=CAPACITY, max_running=None)
+    demo.do(store.set_limits, "media", capacity=CAPACITY, max_running=None)
     call = tasks.send_mail.using(queue_name="media")
     job_ids |= {int(call.enqueue(f"{n}@example.org").id) for n in range(CAPACITY)}
     message = ""
@@ -351,7 +350,7 @@ def refuse(demo: Demo) -> None:
         "no QueueFull",
     )
     relay("resume", "media")
-    demo.project.wait_states(sorted(job_ids), State.SUCCEEDED)
+    demo.wait_states(sorted(job_ids), State.SUCCEEDED)
     demo.check(True, "the queue was paused and is resumed: all of them have succeeded")
 
 
@@ -367,7 +366,7 @@ def end(demo: Demo) -> None:
     demo.check(
         not left.exists(), f"each of {total} jobs has reached exactly one end", left.values("pk")
     )
-    noted = {(run.epoch, run.job_id, run.pid) for run in demo.project.runs()}
+    noted = {(run.epoch, run.job_id, run.pid) for run in demo.runs()}
     leased = set(Lease.objects.values_list("pk", "job", "worker__pid"))
     demo.check(
         noted == leased,

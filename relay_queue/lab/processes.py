@@ -128,7 +128,7 @@ def started(
             finally:
                 _end(process)
     finally:
-        # As a rule nobody is there: the process has stopped all that it started.
+        # As a rule the group is empty: the process has stopped all that it started.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -246,7 +246,7 @@ def resident_mib(pid: int) -> float | None:
 
 
 def proportional_mib(pid: int) -> float | None:
-    """Return the memory of a process in MiB, each shared page divided by those who share it."""
+    """Return the memory of a process in MiB, each shared page divided by the number of its users."""
     kib = _number(pid, "smaps_rollup", "Pss:")
     return None if kib is None else kib / _KIB_PER_MIB
 

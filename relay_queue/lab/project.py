@@ -229,23 +229,16 @@ class ScratchProject:
     """A scratch project in ``directory``, on the connection of this process.
 
     ``database`` is the one on the server, if the project is on a server. The project waits by looking
-    at the tables and the journal, for ``most_seconds`` in all. ``heed`` is called at each look, and
-    may raise to end the wait.
+    at the tables and the journal, for ``most_seconds`` in all.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        database: str = "",
-        *,
-        most_seconds: float = math.inf,
-        heed: Callable[[], None] = lambda: None,
+        self, directory: Path, database: str = "", *, most_seconds: float = math.inf
     ) -> None:
         self.directory = directory
         self.file = directory / DATABASE
         self._database = database
         self._deadline = time.monotonic() + most_seconds
-        self._heed = heed
         self._started: list[Workers] = []
 
     # -- doing
@@ -332,7 +325,10 @@ class ScratchProject:
         """Look until there is something, and return it. Raises `LabError` like `wait_for`."""
         left = max(0.0, self._deadline - time.monotonic())
         most = PATIENCE_SECONDS if seconds is None else seconds
-        return wait_for(what, look, seconds=min(most, left), heed=self._heed, **options)
+        return wait_for(what, look, seconds=min(most, left), heed=self.heed, **options)
+
+    def heed(self) -> None:
+        """Do something else at each look of a wait. It may raise to end the wait."""
 
     def wait_run(
         self, job_id: int, attempt: int = 1, event: str = BEGAN, seconds: float | None = None

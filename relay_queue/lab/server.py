@@ -1,7 +1,7 @@
-"""Scratch databases on the server that holds the queue: made and dropped by whoever uses them.
+"""Scratch databases on the server that holds the queue: made and dropped by the process that uses them.
 
-The statements that do so go over a connection to the project's own database, since that is the one
-that is known to be there. Nothing in it is read or written.
+The statements go over a connection to the project's own database, which is known to be there. Nothing
+in that database is read or written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relay_queue.lab.processes import undisturbed
 from relay_queue.store.dialects import dialect_for
 
 GIVEN: Final = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-"""What of an entry of ``DATABASES`` says where a server is, and as whom to go there."""
+"""The keys of an entry of ``DATABASES`` that say where a server is, and as which role to connect."""
 
 CONNECT_SECONDS: Final = 10
 
@@ -31,7 +31,7 @@ RIGHT: Final = """
 ROOM: Final = """
     SELECT current_setting('max_connections')::int - count(*) FROM pg_stat_activity
 """
-"""Count the connections that nobody uses."""
+"""Count the connections that are free."""
 
 MISSING_SCHEMA: Final = """
     SELECT trim(split_part(current_setting('search_path'), ',', 1), ' "')
@@ -93,13 +93,13 @@ class Server:
             try:
                 self._create(name)
             except Error:
-                stack.pop_all()  # it was not made: one of that name is somebody else's
+                stack.pop_all()  # it was not made: a database of that name is another's
                 raise
             self._make_schema(name)
             yield
 
     def drop(self, name: str) -> None:
-        """Drop a database if it is there, though processes of ours be still connected to it."""
+        """Drop a database if it is there, even while processes are connected to it."""
         with self._cursor() as cursor:
             cursor.execute(CUT_OFF, [name])
             cursor.execute(f"DROP DATABASE IF EXISTS {cursor.db.ops.quote_name(name)}")
@@ -111,7 +111,7 @@ class Server:
                 cursor.execute(f"CREATE SCHEMA {cursor.db.ops.quote_name(schema)}")
 
     def _create(self, name: str) -> None:
-        # Not from template1, which may hold tables of somebody and must have no other visitor.
+        # Not from template1, which may hold tables, and must have no other visitor.
         with self._cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {cursor.db.ops.quote_name(name)} TEMPLATE template0")
 
@@ -119,7 +119,7 @@ class Server:
     def _cursor(self, name: str = "") -> Iterator[Any]:
         """Open a connection to a database, by default the project's, for a short while.
 
-        An order to leave waits for so long: it would cancel what makes or drops a database.
+        A signal to leave waits for so long: it would cancel the statement that makes or drops a database.
         """
         options = {"connect_timeout": CONNECT_SECONDS, **self.entry["OPTIONS"]}
         entry = {**self.entry, "NAME": name or self.entry["NAME"], "OPTIONS": options}

@@ -1,8 +1,8 @@
 """The functions that the workers of scratch projects run. Most leave a line in the journal.
 
 They are tasks where the lab is an installed app, which it is in scratch projects alone. In any other
-project they are plain functions: a job that names one of them becomes a dead letter, since whoever
-can write the tables can name any path.
+project they are plain functions: a job that names one of them becomes a dead letter. A writer of the
+tables can name any path, and Relay must not offer functions that no project has chosen.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _wait_for(name: str) -> None:
     give_up = time.monotonic() + MOST_SECONDS
     while not path.exists():
         if time.monotonic() > give_up:
-            raise TimeoutError(f"nobody made {path}")
+            raise TimeoutError(f"{path} was not made")
         time.sleep(LOOK_SECONDS)
 
 

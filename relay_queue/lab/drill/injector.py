@@ -42,28 +42,28 @@ class FaultInjector(ABC):
 
     @abstractmethod
     def alter_argument(self, stored: str, other: str) -> None:
-        """Let another text stand where ``stored`` is, in the payload of a job that nobody runs.
+        """Replace the text ``stored`` in the payload of a job that does not run.
 
-        Both are as long, and differ in one bit of one character.
+        ``other`` has the same length, and differs in one bit of one character.
         """
 
     @abstractmethod
     def writer_taken(self) -> AbstractContextManager[None]:
-        """Keep all workers from their outcomes, as a program does that knows nothing of Relay."""
+        """Keep all workers from writing outcomes, as a program does that knows nothing of Relay."""
 
     @abstractmethod
     def no_room(self) -> AbstractContextManager[None]:
-        """Let the database say to the workers that the disk is full."""
+        """Make the database report a full disk to the workers."""
 
     @abstractmethod
     def break_writes(self, pid: int) -> bool:
-        """Let writes of a process fail from now on, such that nobody knows what is on disk.
+        """Make writes of a process fail from now on, so that it cannot know what is on the disk.
 
         Returns whether that can be done on this system.
         """
 
     def cut_connections(self) -> int:
-        """End the workers' connections, where there are such, and say how many there were."""
+        """End the workers' connections, and return how many there were."""
         return 0
 
 
@@ -109,13 +109,13 @@ class FileInjector(FaultInjector):
 
     @contextmanager
     def no_room(self) -> Iterator[None]:
-        """Let the fault strike that the workers were prepared with."""
+        """Make the fault strike that the workers were prepared with."""
         self.project.make(fill_disk.__name__)
         yield
         (self.project.directory / fill_disk.__name__).unlink()
 
     def break_writes(self, pid: int) -> bool:
-        """Let the system refuse writes beyond so many bytes of a file.
+        """Make the system refuse writes beyond so many bytes of a file.
 
         SQLite reports an I/O error then.
         """
@@ -173,7 +173,7 @@ def places_of(path: Path, text: bytes) -> list[int]:
 ALTER: Final = f"UPDATE {Job._meta.db_table} SET payload = replace(payload, %s, %s)"
 
 LOCK: Final = f"LOCK TABLE {Lease._meta.db_table} IN EXCLUSIVE MODE"
-"""Leave others the reading, and make all who would write, or hold a row, wait."""
+"""Let others read, and make every writer, and every session that would lock a row, wait."""
 
 FAIL: Final = """
     CREATE FUNCTION drill_fault() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -183,13 +183,13 @@ FAIL: Final = """
         RETURN NULL;
     END $$
 """
-"""Make the server report an error to some of its sessions: with the code that it has for it."""
+"""Make the server report an error to some of its sessions, with the error's own code."""
 
 ARM: Final = f"""
     CREATE TRIGGER drill_fault BEFORE INSERT OR UPDATE ON {Lease._meta.db_table}
     FOR EACH STATEMENT EXECUTE FUNCTION drill_fault()
 """
-"""Let it strike when outcomes are settled or leases granted."""
+"""Call it when outcomes are settled or leases are granted."""
 
 DISARM: Final = "DROP FUNCTION drill_fault() CASCADE"
 
@@ -203,7 +203,7 @@ CUT: Final = """
 
 
 class ServerInjector(FaultInjector):
-    """Plain SQL, as anybody may send it who can connect."""
+    """Plain SQL, as any client may send it."""
 
     fault_of_room = ""
     has_connections = True
@@ -226,22 +226,22 @@ class ServerInjector(FaultInjector):
 
     @contextmanager
     def no_room(self) -> Iterator[None]:
-        """Let the server report a full disk to all."""
+        """Make the server report a full disk to every session."""
         self._arm("true", "disk_full")
         yield
         _run(DISARM)
 
     def break_writes(self, pid: int) -> bool:
-        """Let the server report an I/O error to those who are connected now.
+        """Make the server report an I/O error to the sessions that are open now.
 
-        A process that is started in the place of one of these has sessions of its own.
+        A process that replaces one of these has new sessions.
         """
         ((now,),) = _run(NOW)
         self._arm(f"backend_start < '{now}'", "io_error")
         return True
 
     def cut_connections(self) -> int:
-        """Let the server end them."""
+        """Make the server end them."""
         return len(_run(CUT))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Rows in which nothing dies and much is asked: F7, F8, F11."""
+"""Rows about load and limits: failures that repeat (F7), a full queue (F8), an order to stop (F11)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SLOW_FIRST: Final = ("F9", "F14", "F13", "F15", "F5", "F7")
 """Rows to begin with, so that none of them is left alone at the end."""
 
 CONNECTIONS: Final = 12
-"""What a row takes of a server's connections at most: those of two workers, and of who watches."""
+"""What a row takes of a server's connections at most: those of two workers, and of the process that watches."""
 
 
 @dataclass(frozen=True, slots=True)
