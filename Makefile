@@ -32,7 +32,7 @@ $(READY): requirements.txt .ci/venv
 setup: $(READY)  ## Prepare the virtual environment only
 
 demo: $(READY)  ## Watch Relay at work for a minute, on a scratch database
-	@$(BIN)/python -m django relay demo --settings relay_queue.cli.demo.settings $(ARGS)
+	@$(BIN)/python -m django relay demo --settings relay_queue.lab.settings $(ARGS)
 
 serve: $(READY)  ## Start the web server and a worker; prints where to log in
 	@exec $(BIN)/python -m relay_project.serve $(ARGS)

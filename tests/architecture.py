@@ -45,9 +45,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
         frozenset(
             {
                 "cli",
-                "bench",
-                "drill",
-                "scratch",
+                "lab",
                 "management",
                 "admin",
                 "testing",

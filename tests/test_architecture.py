@@ -85,7 +85,7 @@ BROKEN = [
     (architecture.upward_imports, "relay_queue.store.claim", "from relay_queue.worker import loop"),
     (architecture.upward_imports, "relay_queue.store.claim", "from relay_queue import worker"),
     (architecture.upward_imports, "relay_queue.store.claim", "from ..worker import loop"),
-    (architecture.upward_imports, "relay_queue.store.claim", "import relay_queue.cli.demo"),
+    (architecture.upward_imports, "relay_queue.store.claim", "import relay_queue.lab.demo"),
     (
         architecture.upward_imports,
         "relay_queue.clock",

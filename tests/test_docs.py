@@ -25,11 +25,11 @@ from django.core.management import CommandParser, get_commands
 
 from relay_queue import backend, checks, conf, exceptions, states
 from relay_queue.admin.acts import catalogue
-from relay_queue.bench.figures import SPECS
 from relay_queue.cli import base
 from relay_queue.db import gatefile
 from relay_queue.db.sqlite3 import base as engine
-from relay_queue.drill.promises import PROMISES
+from relay_queue.lab.bench.figures import SPECS
+from relay_queue.lab.drill.results import PROMISES
 from relay_queue.management.commands.runworker import Command as RunWorker
 from relay_queue.models import Job
 from relay_queue.store import faults

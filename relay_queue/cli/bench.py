@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from relay_queue import conf
-from relay_queue.bench import families, machine
-from relay_queue.bench.families import SERVER_VARIABLE as VARIABLE
-from relay_queue.bench.figures import ON_SERVER, SPECS, names_for
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style
-from relay_queue.scratch import dependent
-from relay_queue.scratch.server import Server
+from relay_queue.lab.bench import runner
+from relay_queue.lab.bench.figures import SPECS, names_for
+from relay_queue.lab.processes import leaving_when_told
+from relay_queue.lab.server import Server
 
 HELP = (
     "Measure speed, latency, fairness and cost on a scratch database in a temporary folder "
@@ -64,16 +63,18 @@ def figure_name(text: str) -> str:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Measure, show, and return 1 if any figure is not ok."""
     alias = options.database or conf.get().database
-    variables = _server(alias)
-    names = options.only or names_for("postgresql" if variables else "sqlite")
+    if alias not in connections:
+        raise CommandError(f"{alias!r} is not in DATABASES; it has {', '.join(connections)}.")
+    server = Server.of(alias)
+    names = options.only or names_for("postgresql" if server else "sqlite")
     with (
-        dependent.leaving_when_told(signal.SIGINT, signal.SIGTERM),
+        leaving_when_told(signal.SIGINT, signal.SIGTERM),
         tempfile.TemporaryDirectory(prefix="relay-bench-", ignore_cleanup_errors=True) as name,
     ):
         folder = Path(name)
-        facts = machine.facts(folder)
+        facts = runner.facts(folder)
         _warn(facts, folder, out)
-        figures = _measure(names, folder, options.quick, out, variables)
+        figures = _measure(names, folder, options.quick, out, server)
     out.data({"figures": figures, "machine": facts})
     out.line()
     out.table(
@@ -85,17 +86,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0 if all(figure["ok"] for figure in figures) else 1
 
 
-def _server(alias: str) -> Mapping[str, str]:
-    """Return what tells the processes that measure which server to use; nothing for SQLite."""
-    if alias not in connections:
-        raise CommandError(f"{alias!r} is not in DATABASES; it has {', '.join(connections)}.")
-    server = Server.of(alias)
-    return {VARIABLE: server.as_json()} if server else {}
-
-
 def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:
     """Say what makes the figures better or worse than they are."""
-    if facts["filesystem"] in machine.IN_MEMORY:
+    if facts["filesystem"] in runner.IN_MEMORY:
         out.warn(
             f"{folder} is on {facts['filesystem']}, which keeps nothing: commits look faster "
             "than they are. Set TMPDIR to a folder on a disk."
@@ -109,29 +102,22 @@ def _warn(facts: Mapping[str, Any], folder: Path, out: Output) -> None:
 
 
 def _measure(
-    names: Sequence[str],
-    folder: Path,
-    quick: bool,
-    out: Output,
-    variables: Mapping[str, str],
+    names: Sequence[str], folder: Path, quick: bool, out: Output, server: Server | None
 ) -> list[Mapping[str, Any]]:
     """Return the figures in the order of the table, showing what goes on."""
     found: dict[str, Mapping[str, Any]] = {}
-    for family, wanted in families.by_family(names).items():
+
+    def say(text: str) -> None:
+        out.line(f"  {text} …", "dim")
+
+    for family, wanted in runner.by_family(names).items():
         out.line(f"{family}: {', '.join(wanted)}", "title")
-        say = _teller(out)
-        place = folder / family
-        chosen = variables if family in ON_SERVER else {}
-        for figure in families.measure(
-            family, wanted, place, quick=quick, say=say, variables=chosen
+        for figure in runner.measure(
+            family, wanted, folder / family, quick=quick, say=say, server=server
         ):
             found[figure["name"]] = figure
             _tell(figure, out)
     return [found[name] for name in SPECS if name in found]
-
-
-def _teller(out: Output) -> Callable[[str], None]:
-    return lambda text: out.line(f"  {text} …", "dim")
 
 
 def _tell(figure: Mapping[str, Any], out: Output) -> None:

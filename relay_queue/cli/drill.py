@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,11 @@ from django.core.management.base import CommandError
 from relay_queue import conf
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style, Styled
-from relay_queue.drill import crew
-from relay_queue.drill.crew import Site
-from relay_queue.drill.promises import PROMISES
-from relay_queue.drill.result import DIFFERS, KEPT, NOT_APPLICABLE, Result
-from relay_queue.scratch import dependent, folder
-from relay_queue.scratch.server import Server
+from relay_queue.lab.drill import runner
+from relay_queue.lab.drill.results import DIFFERS, KEPT, NOT_APPLICABLE, PROMISES, Result
+from relay_queue.lab.drill.runner import Site
+from relay_queue.lab.processes import STOPPING, leaving_when_told, make_folder
+from relay_queue.lab.server import Server
 
 HELP = (
     "Execute the failure table: real workers are killed, stopped, and kept from their database, "
@@ -35,8 +33,6 @@ HELP = (
 
 PREFIX: Final = "relay_drill_"
 """Of the names of scratch databases on a server."""
-
-STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +67,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     rows = [row for row in PROMISES if options.row is None or row in options.row]
     began = time.monotonic()
     server = None if options.sqlite else _server(conf.get().database)
-    with dependent.leaving_when_told(*STOPPING), _directory() as directory:
+    with leaving_when_told(*STOPPING), _directory() as directory:
         results = _play(rows, Site(directory, server, f"{PREFIX}{uuid4().hex[:8]}"), out)
     verdicts = Counter(result.verdict for result in results)
     seconds = time.monotonic() - began
@@ -116,7 +112,7 @@ def _server(alias: str) -> Server | None:
 @contextmanager
 def _directory() -> Iterator[Path]:
     """Make the folder, and remove it when everything in it has ended."""
-    directory = folder.make("relay-drill-")
+    directory = make_folder("relay-drill-")
     try:
         yield directory
     finally:
@@ -128,7 +124,7 @@ def _play(rows: Sequence[str], site: Site, out: Output) -> list[Result]:
     named = f" {site.prefix}_… on the queue's server" if site.server else ""
     out.line(f"On scratch databases{named}; the project's own is not touched.", "dim")
     found: dict[str, Result] = {}
-    with out.progress("rows", len(rows)) as advance, closing(crew.play(rows, site)) as playing:
+    with out.progress("rows", len(rows)) as advance, closing(runner.play(rows, site)) as playing:
         for result in playing:
             found[result.row] = result
             text = f"{result.row:<3} {PROMISES[result.row].failure}: {result.verdict}"

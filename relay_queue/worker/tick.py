@@ -14,6 +14,7 @@ from relay_queue import store
 from relay_queue.exceptions import Unstorable
 from relay_queue.store.claim import take_one
 from relay_queue.store.records import Claim, Recovered, Settled, Settlement
+from relay_queue.worker import hooks
 from relay_queue.worker.held import Held
 from relay_queue.worker.siblings import DeadSiblings
 from relay_queue.worker.stats import Stats
@@ -89,6 +90,7 @@ def tick(plan: Plan) -> Done:
     recovery and claim has a savepoint of its own. A job that is proven to be at fault is taken out;
     anything else that cannot be done is left, and the rest goes on.
     """
+    hooks.reach("begin", plan)
     with store.transaction(wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful) as tx:
         done = Done(plan.settlements())
         if plan.careful:
@@ -96,6 +98,7 @@ def tick(plan: Plan) -> Done:
         else:
             _do(tx, plan, done)
         done.now = tx.now
+    hooks.reach("committed", done)
     return done
 
 
@@ -133,14 +136,19 @@ def _renew_overdrawn(tx: store.Transaction, plan: Plan, trial: store.Trial | Non
 def _do(tx: store.Transaction, plan: Plan, done: Done) -> None:
     _renew_overdrawn(tx, plan)
     done.answers = store.settle(tx, done.settlements)
+    hooks.reach("settled", done)
     _renew(tx, plan, done)
+    hooks.reach("renewed", done)
     if plan.dead.probes:
         done.recovered = plan.dead.recover(tx)
+    if plan.due and plan.may_expire:
+        done.recovered += store.recover_expired(tx)
+    hooks.reach("recovered", done)
     if plan.due:
-        if plan.may_expire:
-            done.recovered += store.recover_expired(tx)
         done.promoted = sum(store.promote(tx).values())
+    hooks.reach("promoted", done)
     done.claims = _claim(tx, plan, done)
+    hooks.reach("claimed", done)
     if plan.stats is not None:
         _count(tx, plan, plan.stats)
 
@@ -149,6 +157,7 @@ def _do_carefully(tx: store.Transaction, plan: Plan, done: Done) -> None:
     trial = store.Trial()
     _renew_overdrawn(tx, plan, trial)
     done.answers = settle_each(tx, trial, done.settlements)
+    hooks.reach("settled", done)
     _renew(tx, plan, done, trial)
     if plan.dead.probes:
         done.recovered = trial.spare(tx, PROBE, partial(plan.dead.recover, trial=trial)) or []
@@ -161,6 +170,7 @@ def _do_carefully(tx: store.Transaction, plan: Plan, done: Done) -> None:
     if SETTLE not in trial.faults:  # else what is claimed could only wait for its end, too
         claim = partial(_claim, plan=plan, done=done, trial=trial)
         done.claims = trial.spare(tx, CLAIM, claim) or []
+        hooks.reach("claimed", done)
     if plan.stats is not None:
         trial.spare(tx, COUNT, partial(_count, plan=plan, stats=plan.stats))
     done.faults = trial.faults

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from django.core.management.base import CommandError
 
-from relay_queue.bench import families, load, machine
-from relay_queue.bench.figures import Bar, judge, names_for
-from relay_queue.bench.measuring import BenchError, percentile, wait_for
+from relay_queue.lab.bench import runner, throughput
+from relay_queue.lab.bench.figures import Bar, judge, names_for, percentile
+from relay_queue.lab.processes import LabError, wait_for
 from tests import postgresql
 from tests.conftest import Project, processes_with, wait_until
 
@@ -44,7 +44,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def measure(family: str, names: list[str], *_: Any, **__: Any) -> Iterator[Any]:
             yield from (found[name] for name in names)
 
-        monkeypatch.setattr(families, "measure", measure)
+        monkeypatch.setattr(runner, "measure", measure)
 
     return can
 
@@ -62,7 +62,7 @@ def test_real_run_reports_each_figure_beside_its_baseline(relay: Relay, folder: 
         assert figure["fault"] == ""
         assert figure["value"] > 0
         assert figure["ratio"] == pytest.approx(figure["value"] / figure["baseline"], rel=0.01)
-    assert len(figures["fair_share"]["context"]["shares"]) == load.PROCESSES
+    assert len(figures["fair_share"]["context"]["shares"]) == throughput.PROCESSES
     assert answer.code == (0 if all(figure["ok"] for figure in figures.values()) else 1)
     facts = answer.data["machine"]
     assert {"python", "django", "sqlite", "cpus", "cpu_model", "filesystem"} <= set(facts)
@@ -126,7 +126,7 @@ def test_interrupted_run_stops_its_processes(folder: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         list(
-            families.measure(
+            runner.measure(
                 "recovery", ["kill_recovery_p50"], folder / "r", quick=True, say=interrupt
             )
         )
@@ -147,7 +147,7 @@ def test_bench_that_is_ended_leaves_no_process(
 
 
 def test_family_that_breaks_leaves_its_figures_unmeasured(folder: Path) -> None:
-    found = families.measure("nothing", ["idle_cpu"], folder / "n", quick=True, say=lambda _: None)
+    found = runner.measure("nothing", ["idle_cpu"], folder / "n", quick=True, say=lambda _: None)
     (figure,) = found
     assert (figure["name"], figure["value"], figure["ok"]) == ("idle_cpu", None, False)
     assert "ended with code 1" in figure["fault"]
@@ -208,7 +208,7 @@ def test_folder_in_memory_is_warned_about(
     relay: Relay, folder: Path, canned: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     canned(judge("idle_cpu", 0.1).as_data())
-    monkeypatch.setattr(machine, "file_system", lambda _: "tmpfs")
+    monkeypatch.setattr(runner, "file_system", lambda _: "tmpfs")
     assert "Set TMPDIR to a folder on a disk." in relay("bench", "--only", "idle_cpu").errors
 
 
@@ -216,7 +216,7 @@ def test_busy_machine_is_warned_about(
     relay: Relay, folder: Path, canned: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     canned(judge("idle_cpu", 0.1).as_data())
-    monkeypatch.setattr(machine.os, "getloadavg", lambda: (500.0, 0.0, 0.0))
+    monkeypatch.setattr(runner.os, "getloadavg", lambda: (500.0, 0.0, 0.0))
     assert "The load average is 500 on" in relay("bench", "--only", "idle_cpu").errors
 
 
@@ -228,7 +228,7 @@ def test_unknown_figure_is_refused_with_the_nearest(relay: Relay) -> None:
 
 
 def test_figures_of_a_family_are_measured_together() -> None:
-    grouped = families.by_family(["pickup_p99", "enqueue_one", "pickup_p50"])
+    grouped = runner.by_family(["pickup_p99", "enqueue_one", "pickup_p50"])
     assert grouped == {"enqueue": ["enqueue_one"], "latency": ["pickup_p50", "pickup_p99"]}
 
 
@@ -239,15 +239,15 @@ def test_rate_is_taken_from_the_middle_of_the_run() -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     slow_ends = [start] * 10 + [start + timedelta(seconds=100)] * 10
     middle = [start + timedelta(seconds=50 + n / 10) for n in range(80)]
-    first, last, rate = load.steady(sorted(slow_ends + middle))
+    first, last, rate = throughput.steady(sorted(slow_ends + middle))
     assert (first, last) == (middle[0], middle[-1])
     assert rate == pytest.approx(10)
 
 
 def test_too_few_jobs_are_no_rate() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    with pytest.raises(BenchError, match="too few"):
-        load.steady([moment] * 5)
+    with pytest.raises(LabError, match="too few"):
+        throughput.steady([moment] * 5)
 
 
 def test_percentile_is_a_sample_that_was_seen() -> None:
@@ -257,5 +257,5 @@ def test_percentile_is_a_sample_that_was_seen() -> None:
 
 
 def test_waiting_ends_with_what_did_not_happen() -> None:
-    with pytest.raises(BenchError, match="the moon did not happen within 0 s"):
+    with pytest.raises(LabError, match="the moon did not happen within 0 s"):
         wait_for("the moon", lambda: None, seconds=0)

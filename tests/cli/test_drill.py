@@ -14,13 +14,19 @@ import pytest
 from django.core.management.base import CommandError
 
 from relay_queue.cli.output import Output, Styled
-from relay_queue.drill import crew
-from relay_queue.drill.observation import Observation, at_most, contains, equal, untried
-from relay_queue.drill.promises import PROMISES
-from relay_queue.drill.result import Result
-from relay_queue.drill.rows import DAMAGED, ROWS
-from relay_queue.scratch import dependent
-from relay_queue.scratch.server import Server
+from relay_queue.lab.drill import runner
+from relay_queue.lab.drill.results import (
+    PROMISES,
+    Observation,
+    Result,
+    at_most,
+    contains,
+    equal,
+    untried,
+)
+from relay_queue.lab.drill.rows import DAMAGED, ROWS
+from relay_queue.lab.processes import undisturbed
+from relay_queue.lab.server import Server
 
 Relay = Callable[..., Any]
 GOOD = equal("attempts", ["lost", "acked"], ["lost", "acked"])
@@ -34,12 +40,12 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Path]]:
     def can(*observed: Observation, fault: str = "") -> list[Path]:
         places: list[Path] = []
 
-        def play(rows: Sequence[str], site: crew.Site) -> Generator[Result]:
+        def play(rows: Sequence[str], site: runner.Site) -> Generator[Result]:
             assert site.directory.is_dir()
             places.append(site.directory)
             yield from (Result(row, observed, fault) for row in reversed(rows))
 
-        monkeypatch.setattr(crew, "play", play)
+        monkeypatch.setattr(runner, "play", play)
         return places
 
     return can
@@ -153,7 +159,7 @@ class Roomy(Server):
 
 
 def test_rows_about_files_are_not_executed_on_a_server(tmp_path: Path) -> None:
-    (result,) = crew.play(["F13"], crew.Site(tmp_path, Roomy({}), "x"))
+    (result,) = runner.play(["F13"], runner.Site(tmp_path, Roomy({}), "x"))
     assert (result.verdict, result.reason) == ("not applicable", PROMISES["F13"].not_on_server)
     assert [name for name, row in PROMISES.items() if row.not_on_server] == ["F13"]
 
@@ -173,8 +179,8 @@ def test_what_does_not_apply_is_told_with_its_reason_and_is_no_difference(
 def test_fewer_rows_run_side_by_side_where_a_server_has_few_connections_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = crew.Site(tmp_path, Roomy({}), "x")
-    assert site.at_once() == crew.Site(tmp_path).at_once()
+    site = runner.Site(tmp_path, Roomy({}), "x")
+    assert site.at_once() == runner.Site(tmp_path).at_once()
     monkeypatch.setattr(Roomy, "free", 5)
     assert site.at_once() == 1
 
@@ -195,7 +201,7 @@ def test_an_order_to_leave_waits_until_a_database_is_made_or_dropped() -> None:
         raise SystemExit(3)
 
     def make() -> None:
-        with dependent.undisturbed():
+        with undisturbed():
             signal.raise_signal(signal.SIGTERM)
             done.append("all of it")
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.db import ProgrammingError
 
-from relay_queue.scratch.server import Server
+from relay_queue.lab.server import Server
 from tests import postgresql
 
 

@@ -18,11 +18,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import django
+from django.db import OperationalError, connection
 
-from relay_queue.drill.faults import die_after_claim, die_after_settle, jump_clock
+from relay_queue.lab.faults import die_after_claim, die_after_settle, jump_clock
+from relay_queue.worker.hooks import HOOKS
+
+if TYPE_CHECKING:
+    from relay_queue.worker.tick import Done
 
 SUPERVISOR = os.getpid()
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
@@ -30,17 +35,13 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 def freeze_in_claim(path: str) -> None:
     """Be stopped in the tick's transaction, with the writer in hand, while a file exists."""
-    from relay_queue.worker import tick
 
-    claim = tick._claim
-
-    def frozen(tx: Any, plan: Any, done: Any) -> None:
-        claim(tx, plan, done)
+    def freeze(done: Done) -> None:
         if done.claims and os.path.exists(path):
             os.unlink(path)
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    tick._claim = frozen
+    HOOKS["claimed"] = freeze
 
 
 def deny_threads(path: str) -> None:
@@ -62,22 +63,15 @@ def break_commit(path: str) -> None:
 
     The commit itself is done: the worker must not believe that it was not.
     """
-    from django.db import OperationalError
 
-    from relay_queue.worker import loop
-
-    tick = loop.tick
-
-    def broken(plan: Any) -> Any:
-        done = tick(plan)
+    def break_it(done: Done) -> None:
         if done.settlements and os.path.exists(path):
             os.unlink(path)
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
             raise OperationalError("disk I/O error") from error
-        return done
 
-    loop.tick = broken
+    HOOKS["committed"] = break_it
 
 
 def lock_reads(path: str) -> None:
@@ -85,8 +79,6 @@ def lock_reads(path: str) -> None:
 
     SQLite does so to readers while another process recovers the log after a crash.
     """
-    from django.db import OperationalError
-
     from relay_queue.store import inspect
 
     look = inspect.look
@@ -120,21 +112,14 @@ def lose_commit(path: str) -> None:
 
     The file is named after what the tick must have: ``settlements`` or ``claims``.
     """
-    from django.db import OperationalError, connection
 
-    from relay_queue.worker import loop
-
-    tick = loop.tick
-
-    def lost(plan: Any) -> Any:
-        done = tick(plan)
+    def lose(done: Done) -> None:
         if getattr(done, os.path.basename(path)) and os.path.exists(path):
             os.unlink(path)
             connection.close()
             raise OperationalError("the connection was lost while committing")
-        return done
 
-    loop.tick = lost
+    HOOKS["committed"] = lose
 
 
 def report(path: str) -> None:

@@ -17,8 +17,8 @@ import pytest
 from django.db import connection
 
 from relay_queue import store
+from relay_queue.lab.project import freeze
 from relay_queue.models import Job, Lease, Worker
-from relay_queue.scratch.workers import freeze
 from relay_queue.wakeup import ring_on_commit
 from tests.conftest import Project, wait_until
 from tests.process import settings as process_settings

@@ -13,11 +13,13 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast, get_args
 
 import django
 
-POINTS = (
+from relay_queue.worker.hooks import HOOKS, Point
+
+FUNCTIONS = (
     "supervisor.fork_child",
     "children.become_worker",
     "service._join",
@@ -25,9 +27,6 @@ POINTS = (
     "loop.Loop.run",
     "listening.Listening._look",
     "loop.Loop._probe",
-    "loop.tick",
-    "tick._recover",
-    "tick._claim",
     "loop.Loop._apply",
     "loop.Loop._start",
     "slots.Slots.start",
@@ -37,10 +36,39 @@ POINTS = (
 )
 """Functions of a worker, in the order in which a worker and its first job come to them."""
 
+NEVER_LEFT = frozenset({"loop.Loop.run after", "supervisor.fork_child after"})
+
+POINTS = (
+    *(f"tick {point}" for point in get_args(Point)),
+    *(
+        point
+        for name in FUNCTIONS
+        for point in (f"{name} before", f"{name} after")
+        if point not in NEVER_LEFT
+    ),
+)
+"""All points: those at which a tick has hooks, and the moments before and after a function."""
+
 
 def signal_at(point: str, marker: str) -> None:
-    """Send SIGTERM to the group of this process before or after its first call of a function."""
+    """Send SIGTERM to the group of this process when it first comes to a point."""
+
+    def once(_: Any = None) -> None:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.killpg(0, signal.SIGTERM)
+
     name, _, when = point.partition(" ")
+    if name == "tick":
+        HOOKS[cast(Point, when)] = once
+    else:
+        signal_around(name, when, once)
+
+
+def signal_around(name: str, when: str, once: Callable[[], None]) -> None:
+    """Call ``once`` before or after each call of a function."""
     module, *path, attribute = name.split(".")
     owner: Any = import_module(f"relay_queue.worker.{module}")
     for part in path:
@@ -55,13 +83,6 @@ def signal_at(point: str, marker: str) -> None:
         finally:
             if when == "after":
                 once()
-
-    def once() -> None:
-        try:
-            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        os.killpg(0, signal.SIGTERM)
 
     setattr(owner, attribute, signalling)
 

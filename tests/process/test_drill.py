@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from relay_queue.drill import crew
-from relay_queue.drill.promises import PROMISES
-from relay_queue.scratch.server import Server
+from relay_queue.lab.drill import runner
+from relay_queue.lab.drill.results import PROMISES
+from relay_queue.lab.server import Server
 from tests import postgresql
 from tests.conftest import ROOT, processes_with, wait_until
 from tests.process.terminal import COLUMNS, on_a_terminal, widest
@@ -34,7 +34,7 @@ import os, django
 honest_setup = django.setup
 def setup(*arguments, **options):
     honest_setup(*arguments, **options)
-    if "RELAY_DRILL_DIR" in os.environ:
+    if "RELAY_LAB_DIR" in os.environ:
         sabotage()
 django.setup = setup
 """
@@ -43,10 +43,10 @@ PLANTED = r"""
 def sabotage():
     import re, sys
     from importlib import import_module
-    from relay_queue.drill import ground
+    from relay_queue.lab import project
     claim, end = (import_module(f"relay_queue.store.{name}") for name in ("claim", "end"))
     if "F1" not in sys.argv:  # which waits for what does happen
-        ground.PATIENCE_SECONDS = 6.0
+        project.PATIENCE_SECONDS = 6.0
     # Whoever knows the token of a lease may end it, at any time: no fence at all.
     guard = r"AND \S+ IS NULL AND \S+expires_at > %s"
     end.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", end.END_LEASES)
@@ -57,12 +57,12 @@ def sabotage():
 
 FALSIFIED = """
 def sabotage():
-    from relay_queue.drill import damage
-    from relay_queue.drill.ground import Ground
-    from relay_queue.scratch import processes
+    from relay_queue.lab import processes
+    from relay_queue.lab.drill import damage
+    from relay_queue.lab.project import ScratchProject
     processes.threads = lambda pid: 1000
-    outcomes, verify = Ground.outcomes, damage._verify
-    Ground.outcomes = lambda self, job_id: [*outcomes(self, job_id), "sabotaged"]
+    outcomes, verify = ScratchProject.outcomes, damage._verify
+    ScratchProject.outcomes = lambda self, job_id: [*outcomes(self, job_id), "sabotaged"]
     damage._verify = lambda *arguments: [*verify(*arguments), "sabotaged"]
 """
 
@@ -252,7 +252,7 @@ def test_a_row_that_gets_no_database_says_what_the_server_said(
         {**on_server.server.settings("postgres"), "USER": on_server.role, "OPTIONS": {}}
     )
     with django_db_blocker.unblock():
-        (result,) = crew.play(["F1"], crew.Site(tmp_path, server, "relay_drill_x"))
+        (result,) = runner.play(["F1"], runner.Site(tmp_path, server, "relay_drill_x"))
     assert result.verdict == "differs"
     assert result.fault == "no scratch database: permission denied to create database"
 
@@ -289,7 +289,7 @@ def test_every_row_can_differ(drill: Drill) -> None:
 
 
 def test_a_row_whose_process_fails_differs(drill: Drill) -> None:
-    broken = "def sabotage():\n    import relay_queue.drill.rows as r\n    r.ROWS.clear()\n"
+    broken = "def sabotage():\n    import relay_queue.lab.drill.rows as r\n    r.ROWS.clear()\n"
     assert drill.start("--json", "--row", "F1", sabotage=broken).wait(SECONDS) == 1
     answer = drill.output()
     report = json.loads(answer[answer.index('{\n  "rows"') :])

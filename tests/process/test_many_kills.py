@@ -19,8 +19,8 @@ import pytest
 from django.db import connection, transaction
 
 from relay_queue import store
+from relay_queue.lab.project import freeze
 from relay_queue.models import Job, Lease
-from relay_queue.scratch import workers
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import LOOK_SECONDS, Farm, is_alive
@@ -223,7 +223,7 @@ class Herd:
 
     def _freeze(self) -> None:
         pid = wait_until(self._somebody, 60, self.farm.everything, LOOK_SECONDS)
-        workers.freeze(pid)
+        freeze(pid)
         self.frozen[pid] = time.monotonic() + 1.5 * LEASE_SECONDS
 
     def _thaw(self, now: float) -> None:
@@ -310,7 +310,7 @@ def come_back_late(farm: Farm, number: int, until: str, late: int, other: int) -
             farm.everything,
             LOOK_SECONDS,
         )
-        workers.freeze(late)
+        freeze(late)
     # The other one takes over what has expired.
     mine = Job.objects.filter(pk__in=jobs)
     wait_until(
@@ -326,7 +326,7 @@ def come_back_late(farm: Farm, number: int, until: str, late: int, other: int) -
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    workers.freeze(pid)
+    freeze(pid)
     try:
         yield
     finally:

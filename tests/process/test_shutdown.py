@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 from relay_queue import clock, store
+from relay_queue.lab.project import freeze
 from relay_queue.models import Job, Worker, WorkerOrder
-from relay_queue.scratch.workers import freeze
 from relay_queue.worker.timers import PROBE_SECONDS
 from tests.conftest import wait_until
 from tests.process import chores

@@ -1,6 +1,0 @@
-"""The addresses of the scratch project: the admin alone."""
-
-from django.contrib import admin
-from django.urls import path
-
-urlpatterns = [path("admin/", admin.site.urls)]
