@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from relay_queue import conf, store
+from relay_queue import store
 from relay_queue.cli import queues
 from relay_queue.cli.base import Output, add_json
 from relay_queue.store.operate import LIMITS
-from relay_queue.wakeup import ring_on_commit
 
 HELP = (
     "Show the limits of a queue, or change those that are given. Workers obey at their next claim; "
@@ -50,7 +49,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
         limits = store.hold_limits(tx, queue)
         if given:
             store.set_limits(tx, queue, **given)
-            ring_on_commit(conf.get().database)
     limits |= given
     out.data({"queue": queue, **limits})
     shown = ("no limit" if limits[name] is None else f"{limits[name]:,}" for name in LIMITS)

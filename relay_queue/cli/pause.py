@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from relay_queue import conf, store
+from relay_queue import store
 from relay_queue.cli import queues
 from relay_queue.cli.base import Output, add_json
-from relay_queue.wakeup import ring_on_commit
 
 HELP = (
     "Stop claiming jobs from a queue. Jobs that run are finished, and enqueues are still accepted."
@@ -25,7 +24,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
     queue = queues.check(options.queue)
     with store.transaction() as tx:
         store.pause(tx, queue)
-        ring_on_commit(conf.get().database)
     out.data({"queue": queue, "paused": True})
     out.line(f"Queue {queue} is paused. relay resume {queue} opens it again.")
     return 0

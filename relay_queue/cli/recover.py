@@ -10,7 +10,6 @@ from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
 from relay_queue.store.records import Recovered
-from relay_queue.wakeup import ring_on_commit
 from relay_queue.worker.siblings import BATCH, CONFIRM_SECONDS, DeadSiblings
 
 HELP = (
@@ -77,7 +76,6 @@ def _recover_dead() -> tuple[list[int], list[Recovered]]:
         while siblings.probes:
             with store.transaction() as tx:
                 batch = siblings.recover(tx)
-                ring_on_commit(conf.get().database)
             siblings.bury()
             ended += batch
     finally:
@@ -107,7 +105,6 @@ def _recover_expired() -> list[Recovered]:
     while True:
         with store.transaction() as tx:
             batch = store.recover_expired(tx, BATCH)
-            ring_on_commit(conf.get().database)
         ended += batch
         if len(batch) < BATCH:
             return ended

@@ -17,7 +17,6 @@ from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job
 from relay_queue.states import State
 from relay_queue.store.bounds import MAX_ID, is_storable
-from relay_queue.wakeup import ring_on_commit
 
 BATCH: Final = 1_000
 """Jobs that one transaction changes at the most."""
@@ -105,7 +104,7 @@ def change(job_ids: Sequence[int], verb: BatchVerb) -> Tally:
     tally = Tally()
     for batch in _batches(job_ids):
         try:
-            changed = _change_batch(batch, verb)
+            changed = store.in_transaction(lambda tx, ids=batch: verb(tx, ids))  # type: ignore[misc]
         except QueueFull as full:
             tally.stopped = str(full)
             break
@@ -114,12 +113,6 @@ def change(job_ids: Sequence[int], verb: BatchVerb) -> Tally:
         known = {*changed.job_ids, *changed.skipped}
         tally.missing += [job_id for job_id in batch if job_id not in known]
     return tally
-
-
-def _change_batch(job_ids: Sequence[int], verb: BatchVerb) -> store.Changed:
-    changed = store.in_transaction(lambda tx: verb(tx, job_ids))
-    ring_on_commit(conf.get().database)
-    return changed
 
 
 def show(tally: Tally, named: bool, done: str, out: Output) -> int:

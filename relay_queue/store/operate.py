@@ -144,6 +144,7 @@ def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         tx.execute(CANCEL.format(ids=marks), [tx.now_db, *ids])
         for _, queue, state, *_rest in rows:
             tx.move(queue, state, State.CANCELLED)
+        tx.wake()  # a function that runs is to hear of it, and there may be room for another
     return changed
 
 
@@ -221,6 +222,7 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
             step.attempt -= 1
             step.losses = step.job.losses
         move(tx, steps)
+        tx.wake()
     return changed
 
 
@@ -228,14 +230,14 @@ def pause(tx: Transaction, queue: str) -> bool:
     """Stop claims from a queue; what runs goes on. Enqueues are accepted. False if it was paused."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    return tx.execute(PAUSE, [tx.now_db, tx.now_db, queue]) == 1
+    return _switch(tx, PAUSE, [tx.now_db, tx.now_db, queue])
 
 
 def resume(tx: Transaction, queue: str) -> bool:
     """Allow claims from a queue again. False if they were allowed."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    return tx.execute(RESUME, [tx.now_db, queue]) == 1
+    return _switch(tx, RESUME, [tx.now_db, queue])
 
 
 def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:
@@ -261,6 +263,7 @@ def set_limits(tx: Transaction, queue: str, **limits: int | None) -> None:
     queue_limits(tx, queue)
     columns = ", ".join(f"{name} = %s" for name in limits)
     tx.execute(SET_LIMITS.format(limits=columns), [*limits.values(), tx.now_db, queue])
+    tx.wake()
 
 
 def rerank(queue: str, aging_seconds: float | None) -> int:
@@ -338,6 +341,15 @@ def _rerank_each(tx: Transaction, rows: Sequence[_Row], statement: str) -> None:
         aging = queue_aging(tx, queue)
         tx.execute(statement, [tx.now_db, rank(tx.now, priority, aging), job_id])
         tx.move(queue, state, State.READY)
+    if rows:
+        tx.wake()
+
+
+def _switch(tx: Transaction, statement: str, params: Sequence[Any]) -> bool:
+    changed = tx.execute(statement, params) == 1
+    if changed:
+        tx.wake()
+    return changed
 
 
 def _insist(changed: Changed, job_id: int, to_state: State) -> None:

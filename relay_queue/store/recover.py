@@ -110,6 +110,8 @@ def _end(
         sql = statement.format(ids=", ".join(["%s"] * len(lease_ids)))
         return _send_on(where, where.fetch(sql, [tx.now_db, *lease_ids, *guard]), outcome)
 
+    if found:
+        tx.wake()
     if not careful:
         return end(tx, [lease_id for lease_id, _ in found]) if found else []
     ended: list[Recovered] = []
@@ -129,6 +131,7 @@ def promote(tx: Transaction, limit: int = 1000) -> dict[str, int]:
     if not rows:
         return {}
     tx.execute(PROMOTE.format(ids=", ".join(["%s"] * len(rows))), [row[0] for row in rows])
+    tx.wake()
     promoted: dict[str, int] = {}
     for _, queue, state in rows:
         tx.move(queue, state, State.READY)

@@ -55,7 +55,7 @@ def run_on_enqueue() -> _patch[Callable[..., None]]:
     ``atomic()``, where a worker would only come after the commit.
     """
     # A decorator made of a plain context manager would let a coroutine function return unrun.
-    return patch.object(RelayBackend, "announce", _run)
+    return patch.object(RelayBackend, "after_insert", _run)
 
 
 def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:

@@ -64,9 +64,12 @@ def tick(plan: Plan) -> Done:
     """Do what is planned, in one transaction. Whatever it raises, nothing is done then.
 
     A careful tick is slower and survives data that cannot be stored or read: each outcome, recovery
-    and claim has a savepoint of its own, and the job at fault is taken out.
+    and claim has a savepoint of its own, and the job at fault is taken out. Nobody is rung here: the
+    loop does so when it has started what it claimed itself.
     """
-    with store.transaction(wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful) as tx:
+    with store.transaction(
+        wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful, rings=False
+    ) as tx:
         done = Done(plan.settlements())
         settle = _settle_one_by_one if plan.careful else store.settle
         done.answers = settle(tx, done.settlements)

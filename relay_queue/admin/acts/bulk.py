@@ -19,7 +19,6 @@ from relay_queue.admin.acts.doing import BATCH
 from relay_queue.exceptions import Fatal, InvalidJob, QueueFull, Snooze
 from relay_queue.models import BulkAct
 from relay_queue.task import task
-from relay_queue.wakeup import ring_on_commit
 from relay_queue.worker.context import RelayContext
 
 TURN_SECONDS: Final = 20.0
@@ -72,7 +71,6 @@ class _Run:
                 done = self.act.verb(tx, ids, given)
                 skipped = len(ids) - len(done.changed)
                 store.count_bulk(tx, bulk.pk, changed=len(done.changed), skipped=skipped)
-                ring_on_commit(conf.get().database)
         return True
 
 
