@@ -47,10 +47,8 @@ from relay_queue.compat import (
     TaskResult,
     task_backends,
 )
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import UnknownTask
-
-if TYPE_CHECKING:
-    from relay_queue.worker.context import RelayContext
 
 # Where Django logs what looks like an attack.
 security_logger = logging.getLogger("django.security.UnknownTask")
@@ -193,7 +191,7 @@ def task(
     """Make a module-level function a task: ``@task``, or ``@task(max_attempts=5, …)``.
 
     The options are the fields of `RelayTask`. With ``takes_context`` the function's first argument
-    is called ``context`` and is a `relay_queue.worker.context.RelayContext`. Raises the framework's
+    is called ``context`` and is a `relay_queue.context.RelayContext`. Raises the framework's
     ``InvalidTask`` if the function or an option is not usable.
     """
     options = {name: value for name, value in locals().items() if name != "function"}

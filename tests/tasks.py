@@ -16,9 +16,9 @@ from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
 from relay_queue.compat import TaskContext
+from relay_queue.context import RelayContext, current_context
 from relay_queue.exceptions import Fatal, Retry, Snooze
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext, current
 
 calls: list[Any] = []
 gate = threading.Event()
@@ -103,7 +103,7 @@ def describe(context: RelayContext, note: str) -> dict[str, Any]:
         "attempt": context.attempt,
         "epoch": context.epoch,
         "key": context.idempotency_key,
-        "same": current() is context.job,
+        "same": current_context() is context.job,
         "result_id": context.task_result.id,
         "note": note,
     }

@@ -27,6 +27,7 @@ from relay_queue import backend, checks, conf, exceptions, states
 from relay_queue.admin.acts import catalogue
 from relay_queue.bench.figures import SPECS
 from relay_queue.cli import base
+from relay_queue.context import RelayContext
 from relay_queue.db import gatefile
 from relay_queue.db.sqlite3 import base as engine
 from relay_queue.drill.promises import PROMISES
@@ -38,7 +39,6 @@ from relay_queue.testing import run_pending
 from relay_queue.verdict import Verdict
 from relay_queue.wakeup import doorbell
 from relay_queue.worker import liveness, loop, watch
-from relay_queue.worker.context import RelayContext
 from tests.simulation.__main__ import parser as simulation_parser
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,10 +11,10 @@ from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.drill.settings import VARIABLE
 from relay_queue.scratch import journal
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 MOST_SECONDS: Final = 60.0
 """How long a function waits for its file, lest it stays for ever."""

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from relay_queue.worker.context import JobContext
+from relay_queue.context import JobContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from unittest.mock import patch
 from relay_queue import clock, conf, store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import AnyResult
+from relay_queue.context import JobContext
 from relay_queue.models import Job
 from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import execute
 
 if TYPE_CHECKING:

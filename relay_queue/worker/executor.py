@@ -31,12 +31,12 @@ from relay_queue.compat import (
     TaskResultStatus,
     task_backends,
 )
+from relay_queue.context import JobContext, RelayContext, enter
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
 from relay_queue.worker import report
-from relay_queue.worker.context import JobContext, RelayContext, enter
 from relay_queue.worker.hygiene import close_connections
 
 Outcome = Callable[[], Any]

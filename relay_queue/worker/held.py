@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
+from relay_queue.context import JobContext
 from relay_queue.store.records import Claim
-from relay_queue.worker.context import JobContext
 
 GRACE_SECONDS = 0.1
 """How long a function has to say itself that its time is over. Our word for it would make its own,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from django.db import Error
 
 from relay_queue import conf, store
+from relay_queue.context import TIMED_OUT, JobContext
 from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
-from relay_queue.worker.context import TIMED_OUT, JobContext
 from relay_queue.worker.database import Database
 from relay_queue.worker.held import Leases
 from relay_queue.worker.identity import Identity

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from relay_queue.context import JobContext
 from relay_queue.store.records import Claim
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.held import GRACE_SECONDS, Held, Leases
 from tests import tasks
 from tests.worker.claims import claim_of

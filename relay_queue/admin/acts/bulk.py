@@ -16,10 +16,10 @@ from relay_queue.admin.acts import audit, matching
 from relay_queue.admin.acts.catalogue import JobAct, job_act
 from relay_queue.admin.acts.destination import destination
 from relay_queue.admin.acts.doing import BATCH
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import Fatal, InvalidJob, QueueFull, Snooze
 from relay_queue.models import BulkAct
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 TURN_SECONDS: Final = 20.0
 """How long one attempt works before it makes room for others. Snoozing is not charged."""

@@ -9,10 +9,10 @@ from typing import Final
 
 from relay_queue.backoff import Backoff
 from relay_queue.cli.demo import scratch
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import Fatal
 from relay_queue.scratch import journal
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 MOST_CRAWL_SECONDS: Final = 30.0
 SLICE_SECONDS: Final = 0.02

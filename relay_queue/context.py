@@ -21,7 +21,7 @@ TIMED_OUT = "its time is over"
 _current: ContextVar[JobContext | None] = ContextVar("relay_queue_job", default=None)
 
 
-def current() -> JobContext | None:
+def current_context() -> JobContext | None:
     """Return the context of the job that this code runs in, or None outside of jobs."""
     return _current.get()
 
@@ -138,4 +138,4 @@ class RelayContext(TaskContext):  # type: ignore[misc, type-arg]
         return self.job.remaining_seconds()
 
 
-__all__ = ["TIMED_OUT", "JobContext", "RelayContext", "current", "enter"]
+__all__ = ["TIMED_OUT", "JobContext", "RelayContext", "current_context", "enter"]
