@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from relay_queue.exceptions import JobNotFound, QueueFull
+from relay_queue.exceptions import QueueFull
 from relay_queue.ranking import (
     MAX_AGING_SECONDS,
     MAX_PRIORITY,
@@ -24,7 +24,6 @@ from relay_queue.states import (
     REQUEUEABLE,
     WAITING,
     State,
-    require,
 )
 from relay_queue.store import bounds
 from relay_queue.store.hold import hold
@@ -148,11 +147,6 @@ def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     return changed
 
 
-def cancel_one(tx: Transaction, job_id: int) -> None:
-    """Cancel one job, or raise `InvalidTransition` or `JobNotFound`."""
-    _insist(cancel(tx, [job_id]), job_id, State.CANCELLED)
-
-
 def requeue(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     """Move dead and cancelled jobs back to ready with a fresh budget.
 
@@ -168,11 +162,6 @@ def requeue(tx: Transaction, job_ids: Sequence[int]) -> Changed:
             raise QueueFull(queue, limits.capacity, wanted[queue])
     _rerank_each(tx, rows, REVIVE)
     return changed
-
-
-def requeue_one(tx: Transaction, job_id: int) -> None:
-    """Requeue one job, or raise `InvalidTransition`, `JobNotFound` or `QueueFull`."""
-    _insist(requeue(tx, [job_id]), job_id, State.READY)
 
 
 def run_now(tx: Transaction, job_ids: Sequence[int], states: frozenset[State] = NOT_DUE) -> Changed:
@@ -318,7 +307,7 @@ def _marks(ids: Sequence[int]) -> str:
 def _select(
     tx: Transaction, job_ids: Sequence[int], states: frozenset[State]
 ) -> tuple[list[_Row], Changed]:
-    """Split jobs into those in one of the states and those that are skipped; unknown ids vanish."""
+    """Split jobs into those in one of the states, those that are skipped, and unknown ids."""
     ids = bounds.ids(job_ids)
     if len(ids) > BATCH:
         raise ValueError(f"{len(ids)} jobs in one transaction; at most {BATCH}. Work in batches.")
@@ -332,6 +321,8 @@ def _select(
                 changed.before[row[0]] = row[2]
             else:
                 changed.skipped[row[0]] = row[2]
+    known = {*changed.job_ids, *changed.skipped}
+    changed.missing.extend(job_id for job_id in dict.fromkeys(job_ids) if job_id not in known)
     return rows, changed
 
 
@@ -350,11 +341,3 @@ def _switch(tx: Transaction, statement: str, params: Sequence[Any]) -> bool:
     if changed:
         tx.wake()
     return changed
-
-
-def _insist(changed: Changed, job_id: int, to_state: State) -> None:
-    if changed.job_ids:
-        return
-    if job_id not in changed.skipped:
-        raise JobNotFound(job_id)
-    require(changed.skipped[job_id], to_state, job_id)

@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue import store
-from relay_queue.models import Job, Queue, Worker, WorkerOrder
+from relay_queue.models import Job, Queue, Worker
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY
 from relay_queue.states import (
     CANCELLABLE,
@@ -22,6 +22,7 @@ from relay_queue.states import (
     REQUEUEABLE,
     WAITING,
     State,
+    WorkerOrder,
 )
 
 APP: Final = "relay_queue"
