@@ -11,8 +11,8 @@ import math
 import random
 import time
 
+from relay_queue import RelayContext
 from relay_queue.backoff import Backoff
-from relay_queue.context import RelayContext
 from relay_queue.exceptions import Fatal, Snooze
 from relay_queue.task import task
 

@@ -1,4 +1,4 @@
-"""The table of operations agrees with the states, the permissions and the commands."""
+"""The table of operations agrees with the states, the permissions, the commands and the front door."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import pytest
 from django.apps import apps
 
+import relay_queue
 from relay_queue import operations, states
 from relay_queue.cli import base
 from relay_queue.operations import JOB_OPERATIONS, JobOperation, Operation
@@ -67,3 +68,10 @@ def test_an_operation_is_a_verb_of_the_command_line(operation: Operation) -> Non
     parser = argparse.ArgumentParser()
     verb.add_arguments(parser)
     assert "--json" in parser.format_help()
+
+
+@on_jobs
+def test_an_operation_on_jobs_is_a_function_of_the_front_door(operation: JobOperation) -> None:
+    name = {"priority": "set_priority"}.get(operation.command, operation.command.replace("-", "_"))
+    for form in (name, f"{name}_many", f"a{name}", f"a{name}_many"):
+        assert form in relay_queue.__all__
