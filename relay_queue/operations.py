@@ -99,7 +99,7 @@ class JobOperation(Operation):
         while batch := list(islice(ids, BATCH)):
             yield _change(self, batch, given)
 
-    def change_one(self, tx: store.Transaction, job_id: int, **given: int) -> None:
+    def change_one(self, tx: store.Transaction, job_id: int, /, **given: int) -> None:
         """Do it to one job. Raises `JobNotFound`, or `InvalidTransition` in another state."""
         changed = self.verb(tx, [job_id], **given)
         if changed.missing:

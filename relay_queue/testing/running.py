@@ -71,7 +71,7 @@ def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:
 
 
 def _count_ready(queue: str | None) -> int:
-    with store.transaction() as tx:
+    with store.transaction(rings=False) as tx:  # no worker is wanted here
         store.promote(tx)
     ready = Job.objects.using(conf.get().database).filter(state=State.READY)
     return ready.count() if queue is None else ready.filter(queue=queue).count()
@@ -79,7 +79,7 @@ def _count_ready(queue: str | None) -> int:
 
 def _run_next(queue: str | None) -> bool:
     """Run the next job; False if there is none. One at a time, so that no lease grows old."""
-    with store.transaction() as tx:
+    with store.transaction(rings=False) as tx:
         store.promote(tx)
         queues = sorted(store.inspect.ready_queues()) if queue is None else [queue]
         claims = store.claim(tx, worker_id=None, queues=queues, limit=1)

@@ -23,9 +23,11 @@ from relay_queue.admin.acts.doing import attempt
 from relay_queue.admin.acts.pages import Acts
 from relay_queue.admin.words import number
 from relay_queue.models import Queue
+from relay_queue.operations import SET_LIMITS
 from relay_queue.store.operate import MAX_LIMIT
 
-LIMIT_QUEUE = f"{APP}.limit_queue"
+(LIMITS,) = SET_LIMITS.buttons
+LIMIT_QUEUE = f"{APP}.{LIMITS.permission}"
 
 
 class LimitsForm(forms.Form):
@@ -135,7 +137,7 @@ def _set_limits(queue: Queue, form: LimitsForm, user_id: Any) -> dict[str, int |
         if changes and not overtaken:
             store.set_limits(tx, queue.pk, **changes)
             change = ", ".join(f"{name} to {value}" for name, value in changes.items())
-            audit.record(user_id, Queue, [(queue.pk, str(queue), change)], "limits", changes)
+            audit.record(user_id, Queue, [(queue.pk, str(queue), change)], LIMITS.name, changes)
     return overtaken
 
 
