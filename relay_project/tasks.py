@@ -11,10 +11,10 @@ import math
 import random
 import time
 
+from relay_queue import RelayContext
 from relay_queue.backoff import Backoff
 from relay_queue.exceptions import Fatal, Snooze
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 KNOWN_PARTNERS = {"north": 0, "south": 1, "west": 2}
 """How many calls each partner leaves unanswered."""

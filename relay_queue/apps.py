@@ -28,6 +28,7 @@ class RelayConfig(AppConfig):
         # The task framework registers its checks, which ask our backends (E006), when it is
         # imported; a project that has imported no task yet would go unchecked.
         import_module("relay_queue.compat")
+        import_module("relay_queue.wakeup")  # it tells the store how workers are woken
         checks.register()
         connection_created.connect(remember_file, dispatch_uid="relay_queue.apps")
         post_migrate.connect(tune_storage, sender=self)

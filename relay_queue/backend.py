@@ -39,7 +39,6 @@ from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
 from relay_queue.task import Call, RelayTask, resolve
-from relay_queue.wakeup import ring_on_commit
 
 OF_JOBS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
 """The options that are stored with a job."""
@@ -207,9 +206,8 @@ class RelayBackend(BaseTaskBackend):
         """
         return stored_result(result_id)
 
-    def announce(self, results: Sequence[AnyResult]) -> None:
-        """Tell the workers of jobs that are in the table, when that is committed."""
-        ring_on_commit(conf.get().database)
+    def after_insert(self, results: Sequence[AnyResult]) -> None:
+        """Do nothing more: the jobs are in the table. `relay_queue.testing` may run them here."""
 
     def _when_committed(self, insert: Callable[[], None]) -> None:
         """Insert now; or, if the alias says so, when the caller's rows are committed."""
@@ -228,11 +226,11 @@ class RelayBackend(BaseTaskBackend):
         note_enqueued(result, enqueued)
         if enqueued.created:
             announce.enqueued(type(self), result)
-            self.announce([result])
+            self.after_insert([result])
 
     def _insert_many(self, jobs: Sequence[store.NewJob], results: EnqueuedResults) -> None:
         results.note_enqueued(store.in_transaction(lambda tx: store.enqueue_many(tx, jobs)))
-        self.announce(results)
+        self.after_insert(results)
 
     @staticmethod
     def _job(agreed: _Agreed, call: Call) -> store.NewJob:

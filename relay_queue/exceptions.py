@@ -6,6 +6,8 @@ by an enqueue or an operator verb.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def shown(value: object) -> str:
     """Return a short spelling of a value, which may be an integer too long to print."""
@@ -80,22 +82,50 @@ class IdempotencyConflict(RelayError):
 
 
 class InvalidTransition(RelayError):
-    """A job cannot go from the state it is in to the state that was asked for."""
+    """An operation does not apply to a job in the state it is in. Nothing was changed.
 
-    def __init__(self, from_state: str, to_state: str, job_id: int | None = None) -> None:
-        self.from_state = str(from_state)
-        self.to_state = str(to_state)
+    ``to_state`` is where the operation would have taken the job; None if it leaves states as they are.
+    """
+
+    def __init__(
+        self,
+        job_id: int,
+        from_state: str,
+        to_state: str | None,
+        *,
+        operation: str,
+        states: Sequence[str],
+    ) -> None:
         self.job_id = job_id
-        which = "a job" if job_id is None else f"job {job_id}"
-        super().__init__(f"{which} cannot go from {self.from_state!r} to {self.to_state!r}")
+        self.from_state = str(from_state)
+        self.to_state = None if to_state is None else str(to_state)
+        *some, last = map(str, states)
+        admitted = f"{', '.join(some)} or {last}" if some else last
+        super().__init__(
+            f"job {shown(job_id)} is {self.from_state}; {operation} is only for jobs that are "
+            f"{admitted}. Nothing was changed."
+        )
 
 
 class JobNotFound(RelayError, LookupError):
     """There is no job with this id: it never existed, or it was pruned or discarded."""
 
-    def __init__(self, job_id: int) -> None:
+    def __init__(self, job_id: object, why: str = "it may have been pruned or discarded") -> None:
         self.job_id = job_id
-        super().__init__(f"there is no job {shown(job_id)}; it may have been pruned or discarded")
+        super().__init__(f"there is no job {shown(job_id)}; {why}")
+
+
+class WaitTimeout(RelayError, TimeoutError):
+    """The job has not finished in the time that was given to wait for it. It goes on as it was."""
+
+    def __init__(self, job_id: int, state: str, timeout_seconds: float) -> None:
+        self.job_id = job_id
+        self.state = state
+        self.timeout_seconds = timeout_seconds
+        super().__init__(
+            f"job {job_id} is still {state} after {_in_seconds(timeout_seconds)}. Wait longer with "
+            "timeout_seconds=, or look again later; is a worker running that serves its queue?"
+        )
 
 
 class Fatal(RelayError):

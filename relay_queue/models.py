@@ -12,7 +12,7 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue.db.oneof import OneOf
-from relay_queue.states import INTERRUPTED, NOT_ACKED, Outcome, State
+from relay_queue.states import INTERRUPTED, NOT_ACKED, Outcome, State, WorkerOrder
 
 
 class Queue(models.Model):
@@ -158,13 +158,6 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"job {self.pk} {self.task}"
-
-
-class WorkerOrder(models.TextChoices):
-    """What an operator has told a worker process; without an order it serves."""
-
-    QUIET = "quiet", _("Claim nothing more, and stay")
-    STOP = "stop", _("Finish what runs, and end")
 
 
 class Dashboard(Job):

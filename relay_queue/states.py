@@ -1,4 +1,4 @@
-"""The life of a job: its states, the legal transitions, and the outcomes of a lease.
+"""The life of a job: its states, the legal transitions, the outcomes of a lease, orders to workers.
 
 This is the only definition. The store, the buttons of the admin, ``relay verify`` and the property
 tests all read it from here.
@@ -10,8 +10,6 @@ from typing import Final
 
 from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
-
-from relay_queue.exceptions import InvalidTransition
 
 
 class State(TextChoices):
@@ -38,6 +36,13 @@ class Outcome(TextChoices):
     RELEASED = "released", _("Released")
     SNOOZED = "snoozed", _("Snoozed")
     CANCELLED = "cancelled", _("Cancelled")
+
+
+class WorkerOrder(TextChoices):
+    """What an operator has told a worker process; without an order it serves."""
+
+    QUIET = "quiet", _("Claim nothing more, and stay")
+    STOP = "stop", _("Finish what runs, and end")
 
 
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
@@ -109,9 +114,3 @@ LAST_OUTCOMES: Final[dict[State, frozenset[Outcome | None]]] = {
 def can(from_state: str, to_state: str) -> bool:
     """Say whether a job may go from one state to the other. Unknown states may go nowhere."""
     return from_state in TRANSITIONS and to_state in TRANSITIONS[State(from_state)]
-
-
-def require(from_state: str, to_state: str, job_id: int | None = None) -> None:
-    """Raise `InvalidTransition` unless a job may go from one state to the other."""
-    if not can(from_state, to_state):
-        raise InvalidTransition(from_state, to_state, job_id)

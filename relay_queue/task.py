@@ -47,10 +47,8 @@ from relay_queue.compat import (
     TaskResult,
     task_backends,
 )
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import UnknownTask
-
-if TYPE_CHECKING:
-    from relay_queue.worker.context import RelayContext
 
 # Where Django logs what looks like an attack.
 security_logger = logging.getLogger("django.security.UnknownTask")
@@ -118,9 +116,9 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
         return replace(self, **changes)
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Return a call that is not enqueued yet, for `relay_queue.backend.RelayBackend`.
+        """Return a call that is not enqueued yet, for `relay_queue.enqueue_many`.
 
-        ``backend.enqueue_many([send.bind(1), send.bind(2)])`` has its arguments type-checked.
+        ``enqueue_many([send.bind(1), send.bind(2)])`` has its arguments type-checked.
         """
         return self, args, kwargs
 
@@ -193,7 +191,7 @@ def task(
     """Make a module-level function a task: ``@task``, or ``@task(max_attempts=5, …)``.
 
     The options are the fields of `RelayTask`. With ``takes_context`` the function's first argument
-    is called ``context`` and is a `relay_queue.worker.context.RelayContext`. Raises the framework's
+    is called ``context`` and is a `relay_queue.RelayContext`. Raises the framework's
     ``InvalidTask`` if the function or an option is not usable.
     """
     options = {name: value for name, value in locals().items() if name != "function"}

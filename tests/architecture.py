@@ -36,10 +36,10 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("store", frozenset({"store"})),
     # Whoever enqueues rings and the worker listens; how depends on the store's dialect.
     ("wakeup", frozenset({"wakeup"})),
-    (
-        "runtime",
-        frozenset({"backend", "task", "results", "worker", "compat", "announce", "checks", "apps"}),
-    ),
+    ("tasks", frozenset({"compat", "context", "task", "results", "announce", "backend"})),
+    # What a program or an operator may do; a program that asks for it loads no worker.
+    ("operations", frozenset({"operations", "api"})),
+    ("runtime", frozenset({"worker", "checks", "apps"})),
     (
         "faces",
         frozenset(

@@ -19,9 +19,9 @@ from django.contrib.auth.models import Group
 from django.db import connection, connections, transaction
 
 from relay_queue.compat import TaskContext
+from relay_queue.context import RelayContext, current_context
 from relay_queue.exceptions import Fatal, Retry, Snooze
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext, current
 
 calls: list[Any] = []
 gate = threading.Event()
@@ -106,7 +106,7 @@ def describe(context: RelayContext, note: str) -> dict[str, Any]:
         "attempt": context.attempt,
         "epoch": context.epoch,
         "key": context.idempotency_key,
-        "same": current() is context.job,
+        "same": current_context() is context.job,
         "result_id": context.task_result.id,
         "note": note,
     }
@@ -517,7 +517,7 @@ async def create_group_async(name: str, sensitive: bool) -> None:
 
 @task
 def note_job_in(lane: str) -> None:
-    calls.append(LANES[lane](current))
+    calls.append(LANES[lane](current_context))
 
 
 @task

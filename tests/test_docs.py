@@ -4,11 +4,13 @@ import argparse
 import ast
 import builtins
 import importlib
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 import types
 import unittest
@@ -23,9 +25,11 @@ from django.apps import apps
 from django.conf import global_settings
 from django.core.management import CommandParser, get_commands
 
+import relay_queue
 from relay_queue import backend, checks, conf, exceptions, states
 from relay_queue.admin.acts import catalogue
 from relay_queue.cli import base
+from relay_queue.context import RelayContext
 from relay_queue.db import gatefile
 from relay_queue.db.sqlite3 import base as engine
 from relay_queue.lab.bench.figures import SPECS
@@ -38,7 +42,6 @@ from relay_queue.testing import run_pending
 from relay_queue.verdict import Verdict
 from relay_queue.wakeup import doorbell
 from relay_queue.worker import liveness, loop, watch
-from relay_queue.worker.context import RelayContext
 from tests.simulation.__main__ import parser as simulation_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +51,7 @@ PAGES = [*DOCS, ROOT / "README.md"]
 DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"}
 # Named in the text, and nobody's setting or exception of ours.
 FOREIGN_WORDS = {"NO_COLOR", "CONN_MAX_AGE"}
-FOREIGN_NAMES = {"KillMode", "OperationalError", "TestCase", "TimeoutStopSec"}
+FOREIGN_NAMES = {"AnyResult", "KillMode", "OperationalError", "TestCase", "TimeoutStopSec"}
 
 
 class Block(NamedTuple):
@@ -185,8 +188,95 @@ def test_settings_and_exceptions_that_are_mentioned_exist(path: Path) -> None:
     capitals = {word for word in words if re.fullmatch(r"[A-Z]+(_[A-Z]+)+", word)}
     assert not {w for w in capitals - keys - FOREIGN_WORDS if not hasattr(global_settings, w)}
     names = {m[0] for word in words if (m := re.match(r"[A-Z][a-z]+([A-Z][a-z]+)+(?=\(|$)", word))}
-    known = {*vars(exceptions), *vars(builtins)} | FOREIGN_NAMES
+    public = {name for listed in public_modules().values() for name in listed}
+    known = {*vars(exceptions), *vars(builtins)} | FOREIGN_NAMES | public
     assert not names - known
+
+
+# --- Public names --------------------------------------------------------------
+
+
+def public_modules() -> dict[str, set[str]]:
+    """Return the public modules and their public names, as api.md lists them."""
+    listed = rows(page("api.md"), "Module", "Names")
+    modules = {code(module)[0]: set(code(names)) for module, names, _ in listed}
+    errors = rows(page("api.md"), "Exception", "Meaning")
+    modules["relay_queue.exceptions"] = {code(name)[0] for name, _ in errors}
+    return {"relay_queue": set(relay_queue.__all__), **modules}
+
+
+def imported_by(text: str) -> Iterator[str]:
+    """Yield the dotted names of the package that the examples of a page import."""
+    for found in re.findall(r"^ *```python\n.*?^ *```$", text, re.MULTILINE | re.DOTALL):
+        source = "\n".join(textwrap.dedent(found).splitlines()[1:-1])
+        for node in ast.walk(ast.parse(textwrap.dedent(source))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def not_public(text: str) -> set[str]:
+    modules = public_modules()
+    public = {*modules, *(f"{module}.{n}" for module, names in modules.items() for n in names)}
+    return {name for name in imported_by(text) if name.split(".")[0] == "relay_queue"} - public
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
+)
+def test_examples_import_public_names_only(path: Path) -> None:
+    assert not not_public(path.read_text())
+
+
+def test_an_example_that_imports_what_is_private_is_found() -> None:
+    def of(line: str) -> set[str]:
+        return not_public(f"1. So:\n   ```python\n   {line}\n   ```\n")
+
+    assert of("from relay_queue import store") == {"relay_queue.store"}
+    assert of("import relay_queue.wakeup") == {"relay_queue.wakeup"}
+    assert of("from relay_queue.task import resolve, task") == {"relay_queue.task.resolve"}
+    assert not of("from relay_queue import cancel, metrics")
+
+
+def test_every_public_name_is_documented_and_every_documented_one_is_public() -> None:
+    text = page("api.md")
+    functions = rows(text, "Function") + rows(text, "Function on many")
+    named = [code(cell)[0].partition("(")[0] for row in functions for cell in row[:2]]
+    named += [code(row[0])[0] for row in rows(text, "Type")]
+    assert sorted([*named, "current_context"]) == sorted(relay_queue.__all__)
+    for module, names in public_modules().items():
+        found = vars(importlib.import_module(module))
+        assert not {n for n in names if n not in found and not hasattr(relay_queue, n)}, module
+    errors = {
+        name
+        for name, kind in vars(exceptions).items()
+        if isinstance(kind, type) and issubclass(kind, exceptions.RelayError)
+    }
+    assert public_modules()["relay_queue.exceptions"] == errors
+
+
+def test_documented_signatures_are_those_of_the_functions() -> None:
+    text = page("api.md")
+    for cell, coroutine, _ in rows(text, "Function") + rows(text, "Function on many"):
+        documented = code(cell)[0].replace("\\|", "|")
+        name = documented.partition("(")[0]
+        signature = inspect.signature(getattr(relay_queue, name))
+        assert documented == f"{name}{signature}".replace("'", "")
+        form = getattr(relay_queue, code(coroutine)[0])
+        assert inspect.iscoroutinefunction(form)
+        assert inspect.signature(form) == signature
+    (line,) = re.findall(r"`(current_context.*?)`", text)
+    signature = inspect.signature(relay_queue.current_context)
+    assert line == f"current_context{signature}".replace("'", "")
+
+
+def test_documented_attributes_of_a_job_are_those_it_has() -> None:
+    table = {code(name)[0]: set(code(text)) for name, text in rows(page("api.md"), "Type")}
+    assert table["JobInfo"] - {"get_job"} == {
+        *(item.name for item in fields(relay_queue.JobInfo)),
+        "is_finished",
+    }
 
 
 # --- Settings ------------------------------------------------------------------
@@ -533,7 +623,9 @@ def run_example(text: str, module: types.ModuleType) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("name", "enqueued"), [("writing-tasks.md", 108), ("operating.md", 0)], ids=str
+    ("name", "enqueued"),
+    [("writing-tasks.md", 109), ("api.md", 3), ("operating.md", 0)],
+    ids=str,
 )
 def test_examples_run(name: str, enqueued: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, block in enumerate(blocks(page(name))):

@@ -15,7 +15,8 @@ from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.facts import Fact
 from relay_queue.admin.lists import names
-from relay_queue.models import Lease, Worker, WorkerOrder
+from relay_queue.models import Lease, Worker
+from relay_queue.states import WorkerOrder
 from relay_queue.store import inspect, minutes, standing
 from relay_queue.store.minutes import Recent
 

@@ -1,11 +1,14 @@
 """The frame of ``manage.py relay``: which verbs there are, how one is run, how it fails.
 
-Each verb is a module ``relay_queue.cli.<verb>``, with ``_`` for ``-``, that has
+A verb is a module ``relay_queue.cli.<verb>``, with ``_`` for ``-``, that has
 
 * ``HELP``: a sentence or two, shown by ``relay <verb> --help``;
 * ``add_arguments(parser)``: declares its arguments, with ``add_json`` if a program would read it;
 * ``run(options, out) -> int``: does it and returns the exit code. ``options`` is the namespace of
   argparse; ``out`` an `Output`.
+
+The verbs that are operations on jobs, queues and workers are made from `relay_queue.operations`: the
+modules ``jobs``, ``queues`` and ``workers`` have them in a dictionary ``VERBS``.
 
 Only the module of the verb that runs is imported.
 """
@@ -21,6 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
+from relay_queue import operations
 from relay_queue.cli.output import Output
 from relay_queue.exceptions import RelayError
 
@@ -33,24 +37,32 @@ VERBS: Final = {
     "inspect": "show what is in the log, the tables and the ledger",
     "verify": "check everything that is stored; exit with 1 on any fault",
     "recover": "end the leases whose time or owner is gone",
-    "requeue": "put dead or cancelled jobs back",
-    "cancel": "cancel unfinished jobs",
-    "discard": "delete dead letters",
-    "release": "take running jobs from their workers",
-    "run-now": "make waiting jobs ready before their time",
-    "priority": "change the priority of jobs that wait",
-    "pause": "stop claiming from a queue",
-    "resume": "claim from a paused queue again",
-    "limits": "show or change the limits of a queue",
-    "rerank": "change how fast the jobs of a queue age",
-    "quiet": "let workers claim nothing more",
-    "stop-worker": "end worker processes that a supervisor would keep up",
+    operations.REQUEUE.command: operations.REQUEUE.summary,
+    operations.CANCEL.command: operations.CANCEL.summary,
+    operations.DISCARD.command: operations.DISCARD.summary,
+    operations.RELEASE.command: operations.RELEASE.summary,
+    operations.RUN_NOW.command: operations.RUN_NOW.summary,
+    operations.SET_PRIORITY.command: operations.SET_PRIORITY.summary,
+    operations.PAUSE.command: operations.PAUSE.summary,
+    operations.RESUME.command: operations.RESUME.summary,
+    operations.SET_LIMITS.command: operations.SET_LIMITS.summary,
+    operations.RERANK.command: operations.RERANK.summary,
+    operations.QUIET.command: operations.QUIET.summary,
+    operations.STOP.command: operations.STOP.summary,
     "prune": "delete old finished jobs",
     "backup": "copy the database while it is in use",
     "doctor": "show versions, settings, workers and what is wrong with them",
     "bench": "measure this machine beside bare SQLite",
 }
 """The verbs, in the order in which the help lists them, with one line each."""
+
+_IN_TABLES: Final = {
+    **{operation.command: "jobs" for operation in operations.JOB_OPERATIONS},
+    **{operation.command: "queues" for operation in operations.QUEUE_OPERATIONS},
+    operations.SET_LIMITS.command: "queues",
+    operations.RERANK.command: "queues",
+    **{operation.command: "workers" for operation in operations.WORKER_OPERATIONS},
+}
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells use it."""
@@ -63,9 +75,11 @@ _NO_TABLES: Final = ("no such table", "does not exist", "doesn't exist", "no suc
 
 
 class Verb(Protocol):
-    """What the module of a verb exposes."""
+    """What a verb exposes: a module, or an entry of a table."""
 
-    HELP: str
+    @property
+    def HELP(self) -> str:  # noqa: N802 - a constant of a module
+        """What the verb does."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments of the verb."""
@@ -90,9 +104,11 @@ def verb_name(text: str) -> str:
 
 def load(verb: str) -> Verb:
     """Import the module of a verb. Raises ``CommandError`` if this installation lacks it."""
-    name = f"relay_queue.cli.{verb.replace('-', '_')}"
+    table = _IN_TABLES.get(verb)
+    name = f"relay_queue.cli.{table or verb.replace('-', '_')}"
     try:
-        return cast(Verb, importlib.import_module(name))
+        module = importlib.import_module(name)
+        return cast(Verb, module if table is None else module.VERBS[verb])
     except ModuleNotFoundError as missing:
         if missing.name != name:
             raise

@@ -12,8 +12,8 @@ from django.db import connections
 from relay_queue import conf
 from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.jobs import whole
 from relay_queue.cli.output import short
-from relay_queue.cli.selection import whole
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
 from relay_queue.states import State

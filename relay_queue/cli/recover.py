@@ -14,7 +14,6 @@ from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Recovered
-from relay_queue.wakeup import ring_on_commit
 from relay_queue.worker.hindrance import in_one_line
 from relay_queue.worker.siblings import BATCH, CONFIRM_SECONDS, DeadSiblings
 
@@ -88,7 +87,6 @@ def _recover_dead(trial: store.Trial) -> tuple[list[int], list[Recovered]]:
         while siblings.probes:
             with store.transaction() as tx:
                 batch = siblings.recover(tx, trial=trial)
-                ring_on_commit(conf.get().database)
             siblings.bury()
             ended += batch
             if trial.faults and not batch:
@@ -120,7 +118,6 @@ def _recover_expired(trial: store.Trial) -> list[Recovered]:
     while True:
         with store.transaction() as tx:
             batch = store.recover_expired(tx, BATCH, trial=trial)
-            ring_on_commit(conf.get().database)
         ended += batch
         # In a trial jobs may be condemned, too, and are not among those that ended.
         if not batch:

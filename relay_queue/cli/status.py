@@ -9,8 +9,7 @@ from typing import Any
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
-from relay_queue.models import WorkerOrder
-from relay_queue.states import State
+from relay_queue.states import State, WorkerOrder
 from relay_queue.store import report
 from relay_queue.store.report import QueueStatus, Status, WorkerStatus
 from relay_queue.verdict import Verdict

@@ -1,36 +1,58 @@
-"""What the verbs about workers share: which are meant, and telling them something."""
+"""The verbs that give orders to workers: quiet and stop. Made from the table of operations."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
+from typing import Final
 
 from django.core.management.base import CommandError
 
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
-from relay_queue.models import Worker, WorkerOrder
+from relay_queue.models import Worker
+from relay_queue.operations import WORKER_OPERATIONS, WorkerOperation
+from relay_queue.states import WorkerOrder
 from relay_queue.store.bounds import is_storable
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the workers that are meant."""
-    add_json(parser)
-    parser.add_argument("workers", metavar="WORKER", nargs="*", help="Names or ids of workers.")
-    parser.add_argument("--all", action="store_true", help="Every worker that has not ended.")
+@dataclass(frozen=True, slots=True)
+class WorkerVerb:
+    """The verb of an order to workers; see `relay_queue.cli.base.Verb`."""
+
+    operation: WorkerOperation
+
+    @property
+    def HELP(self) -> str:  # noqa: N802 - a module that is a verb has a constant of this name
+        """The help of the verb."""
+        return self.operation.help
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the workers that are meant."""
+        add_json(parser)
+        parser.add_argument("workers", metavar="WORKER", nargs="*", help="Names or ids of workers.")
+        parser.add_argument("--all", action="store_true", help="Every worker that has not ended.")
+        if self.operation.undo is not None:
+            parser.add_argument("--undo", action="store_true", help="Let them claim again.")
+
+    def run(self, options: argparse.Namespace, out: Output) -> int:
+        """Give the order to the workers that are meant; return 1 if one of them could not take it."""
+        undo = self.operation.undo
+        operation = undo if undo is not None and options.undo else self.operation
+        worker_ids = _chosen(options)
+        with store.transaction() as tx:
+            told = store.order_workers(tx, worker_ids, operation.order)
+        passed = sorted(set(worker_ids) - set(told))
+        out.data({"told": told, "passed_over": passed})
+        out.line(f"{operation.done}: {_listed(told)}. They obey within about a second.")
+        if passed:
+            out.line(f"Ended, or told to stop, already: {_listed(passed)}.", "warning")
+        return 1 if passed else 0
 
 
-def tell(options: argparse.Namespace, order: WorkerOrder | None, done: str, out: Output) -> int:
-    """Give an order to the workers that are meant; return 1 if one of them could not take it."""
-    worker_ids = _chosen(options)
-    with store.transaction() as tx:
-        told = store.order_workers(tx, worker_ids, order)
-    passed = sorted(set(worker_ids) - set(told))
-    out.data({"told": told, "passed_over": passed})
-    out.line(f"{done}: {_listed(told)}. They obey within about a second.")
-    if passed:
-        out.line(f"Ended, or told to stop, already: {_listed(passed)}.", "warning")
-    return 1 if passed else 0
+VERBS: Final = {op.command: WorkerVerb(op) for op in WORKER_OPERATIONS if op.command}
+"""The verbs by their names."""
 
 
 def _chosen(options: argparse.Namespace) -> list[int]:

@@ -27,6 +27,7 @@ from django.db.models import Sum
 from relay_queue import store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import task_backends
+from relay_queue.context import JobContext
 from relay_queue.lab import faults
 from relay_queue.lab.processes import LabError, python_path, wait_for
 from relay_queue.lab.server import Server
@@ -41,7 +42,6 @@ from relay_queue.models import Job, Lease, QueueCount, Worker
 from relay_queue.states import State
 from relay_queue.task import Call
 from relay_queue.wakeup import ring_on_commit
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.options import QUIT
 from relay_queue.worker.reload import PARENT_OPTION
 

@@ -17,12 +17,12 @@ from django.conf import settings
 from django.utils import timezone
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import Fatal
 from relay_queue.lab.project import BEGAN, ENDED, TOLD, note
 from relay_queue.lab.settings import DIRECTORY_VARIABLE
 from relay_queue.task import RelayTask
 from relay_queue.task import task as relay_task
-from relay_queue.worker.context import RelayContext
 
 MOST_SECONDS: Final = 60.0
 """How long a function waits for its file, so that it does not stay for ever."""

@@ -159,6 +159,7 @@ def insert_one(
     if not rows:
         return None
     tx.count(job.terms.queue, state, 1)
+    tx.wake()
     return Enqueued(rows[0][0], True, state, tx.now)
 
 
@@ -280,3 +281,5 @@ def _insert(tx: Transaction, fresh: Sequence[_Fresh], answers: dict[int, Enqueue
         added[job.terms.queue, state] += 1
     for (queue, state), n in added.items():
         tx.count(queue, state, n)
+    if added:
+        tx.wake()

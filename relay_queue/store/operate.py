@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from relay_queue.exceptions import JobNotFound, QueueFull
+from relay_queue.exceptions import QueueFull
 from relay_queue.ranking import (
     MAX_AGING_SECONDS,
     MAX_PRIORITY,
@@ -24,7 +24,6 @@ from relay_queue.states import (
     REQUEUEABLE,
     WAITING,
     State,
-    require,
 )
 from relay_queue.store import bounds
 from relay_queue.store.hold import hold
@@ -144,12 +143,8 @@ def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         tx.execute(CANCEL.format(ids=marks), [tx.now_db, *ids])
         for _, queue, state, *_rest in rows:
             tx.move(queue, state, State.CANCELLED)
+        tx.wake()  # a function that runs is to hear of it, and there may be room for another
     return changed
-
-
-def cancel_one(tx: Transaction, job_id: int) -> None:
-    """Cancel one job, or raise `InvalidTransition` or `JobNotFound`."""
-    _insist(cancel(tx, [job_id]), job_id, State.CANCELLED)
 
 
 def requeue(tx: Transaction, job_ids: Sequence[int]) -> Changed:
@@ -167,11 +162,6 @@ def requeue(tx: Transaction, job_ids: Sequence[int]) -> Changed:
             raise QueueFull(queue, limits.capacity, wanted[queue])
     _rerank_each(tx, rows, REVIVE)
     return changed
-
-
-def requeue_one(tx: Transaction, job_id: int) -> None:
-    """Requeue one job, or raise `InvalidTransition`, `JobNotFound` or `QueueFull`."""
-    _insist(requeue(tx, [job_id]), job_id, State.READY)
 
 
 def run_now(tx: Transaction, job_ids: Sequence[int], states: frozenset[State] = NOT_DUE) -> Changed:
@@ -221,6 +211,7 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
             step.attempt -= 1
             step.losses = step.job.losses
         move(tx, steps)
+        tx.wake()
     return changed
 
 
@@ -228,14 +219,14 @@ def pause(tx: Transaction, queue: str) -> bool:
     """Stop claims from a queue; what runs goes on. Enqueues are accepted. False if it was paused."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    return tx.execute(PAUSE, [tx.now_db, tx.now_db, queue]) == 1
+    return _switch(tx, PAUSE, [tx.now_db, tx.now_db, queue])
 
 
 def resume(tx: Transaction, queue: str) -> bool:
     """Allow claims from a queue again. False if they were allowed."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
-    return tx.execute(RESUME, [tx.now_db, queue]) == 1
+    return _switch(tx, RESUME, [tx.now_db, queue])
 
 
 def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:
@@ -261,6 +252,7 @@ def set_limits(tx: Transaction, queue: str, **limits: int | None) -> None:
     queue_limits(tx, queue)
     columns = ", ".join(f"{name} = %s" for name in limits)
     tx.execute(SET_LIMITS.format(limits=columns), [*limits.values(), tx.now_db, queue])
+    tx.wake()
 
 
 def rerank(queue: str, aging_seconds: float | None) -> int:
@@ -315,7 +307,7 @@ def _marks(ids: Sequence[int]) -> str:
 def _select(
     tx: Transaction, job_ids: Sequence[int], states: frozenset[State]
 ) -> tuple[list[_Row], Changed]:
-    """Split jobs into those in one of the states and those that are skipped; unknown ids vanish."""
+    """Split jobs into those in one of the states, those that are skipped, and unknown ids."""
     ids = bounds.ids(job_ids)
     if len(ids) > BATCH:
         raise ValueError(f"{len(ids)} jobs in one transaction; at most {BATCH}. Work in batches.")
@@ -329,6 +321,8 @@ def _select(
                 changed.before[row[0]] = row[2]
             else:
                 changed.skipped[row[0]] = row[2]
+    known = {*changed.job_ids, *changed.skipped}
+    changed.missing.extend(job_id for job_id in dict.fromkeys(job_ids) if job_id not in known)
     return rows, changed
 
 
@@ -338,11 +332,12 @@ def _rerank_each(tx: Transaction, rows: Sequence[_Row], statement: str) -> None:
         aging = queue_aging(tx, queue)
         tx.execute(statement, [tx.now_db, rank(tx.now, priority, aging), job_id])
         tx.move(queue, state, State.READY)
+    if rows:
+        tx.wake()
 
 
-def _insist(changed: Changed, job_id: int, to_state: State) -> None:
-    if changed.job_ids:
-        return
-    if job_id not in changed.skipped:
-        raise JobNotFound(job_id)
-    require(changed.skipped[job_id], to_state, job_id)
+def _switch(tx: Transaction, statement: str, params: Sequence[Any]) -> bool:
+    changed = tx.execute(statement, params) == 1
+    if changed:
+        tx.wake()
+    return changed

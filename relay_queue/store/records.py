@@ -133,9 +133,18 @@ class Recovered(NamedTuple):
 class Changed:
     """The answer of an operator's verb: what it changed, and what it found in another state.
 
+    ``skipped`` has the states of the others by id, and ``missing`` the ids that no job has.
     ``before`` has the states that the changed jobs came from.
     """
 
     job_ids: list[int] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list, compare=False)
     before: dict[int, str] = field(default_factory=dict, compare=False)
+
+    def add(self, other: Changed) -> None:
+        """Take in what another transaction has done."""
+        self.job_ids.extend(other.job_ids)
+        self.skipped.update(other.skipped)
+        self.missing.extend(other.missing)
+        self.before.update(other.before)

@@ -122,6 +122,8 @@ def _end(
         taken = take_one(where, job_id, worker_id, LONG_OVER_SECONDS)
         return end(where, [claim.lease_id for claim in taken])
 
+    if found:
+        tx.wake()
     if trial is None:
         return end(tx, [lease_id for lease_id, _ in found]) if found else []
     step: TrialStep[tuple[Any, ...], Recovered] = TrialStep(
@@ -152,6 +154,7 @@ def promote(tx: Transaction, limit: int = 1000, *, trial: Trial | None = None) -
 
 def _make_ready(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> dict[str, int]:
     tx.execute(PROMOTE.format(ids=", ".join(["%s"] * len(rows))), [row[0] for row in rows])
+    tx.wake()
     promoted: dict[str, int] = {}
     for _, queue, state in rows:
         tx.move(queue, state, State.READY)

@@ -35,8 +35,20 @@ MOST_TRIES = 3
 
 T = TypeVar("T")
 
+_ring: Callable[[str], None] | None = None
+
 Casts = tuple[str, ...]
 """The column types of a VALUES list, for databases that cannot guess them."""
+
+
+def wake_by(ring: Callable[[str], None]) -> None:
+    """Set what wakes the workers: called with the alias of the database, after a transaction.
+
+    The bell stands above the store, which therefore does not import it. If the transaction was
+    part of the caller's, what is called has to wait for the caller's commit.
+    """
+    global _ring  # noqa: PLW0603 - one bell for each process, hung when it is imported
+    _ring = ring
 
 
 @lru_cache(maxsize=2048)
@@ -59,6 +71,8 @@ class Transaction:
         self.connection = connection
         self.dialect = dialect
         self.joined = joined
+        self.wakes = False
+        """Whether workers are to be woken once this is committed; see `wake`."""
         self._now: datetime | None = None
         self._now_db: Any = None
         # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
@@ -139,6 +153,14 @@ class Transaction:
         with self.connection.wrap_database_errors:
             return self.dialect.insert_many(self._cursor, self._sql(statement), rows, count)
 
+    def wake(self) -> None:
+        """Note that there is something that idle or running workers should hear of at once.
+
+        They are rung after the commit, once however often it is noted. Verbs that make work, make
+        room for it, or take a job from its function call it; nobody else has to remember.
+        """
+        self.wakes = True
+
     def count(self, queue: str, state: str, n: int) -> None:
         """Note that a state of a queue has gained ``n`` jobs; written before the commit."""
         self._counts[queue, state] += n
@@ -201,17 +223,24 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
     wait for the writer, and ``first`` lets a worker's loop pass its own process's other threads.
     ``lazily`` may save an exchange with a server, see `Dialect.outermost`: no savepoint may come
     before the first statement then, and a connection that has died is not opened again unseen.
-    Raises ``OperationalError`` if the wait was too long.
+    After the commit workers are woken if a verb has noted that; with ``rings=False`` that is left to
+    the caller. Raises ``OperationalError`` if the wait was too long.
     """
 
-    __slots__ = ("_block", "_tx", "first", "lazily", "wait_seconds")
+    __slots__ = ("_block", "_tx", "first", "lazily", "rings", "wait_seconds")
 
     def __init__(
-        self, *, wait_seconds: float | None = None, first: bool = False, lazily: bool = False
+        self,
+        *,
+        wait_seconds: float | None = None,
+        first: bool = False,
+        lazily: bool = False,
+        rings: bool = True,
     ) -> None:
         self.wait_seconds = wait_seconds
         self.first = first
         self.lazily = lazily
+        self.rings = rings
 
     def __enter__(self) -> Transaction:
         connection = connections[conf.get().database]
@@ -249,6 +278,9 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
             with suppress(Exception):
                 self._tx.close()
             self._block.__exit__(*exc_info)
+        # Behind the commit, or behind the savepoint: whoever is rolled back wakes nobody.
+        if exc_info[0] is None and self._tx.wakes and self.rings and _ring is not None:
+            _ring(self._tx.connection.alias)
 
 
 def in_transaction(work: Callable[[Transaction], T]) -> T:

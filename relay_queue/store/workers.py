@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from relay_queue.models import WorkerOrder
+from relay_queue.states import WorkerOrder
 from relay_queue.store import bounds
 from relay_queue.store.transaction import Transaction
 

@@ -13,11 +13,11 @@ from django.db import connections
 from relay_queue import clock, conf, store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import AnyResult
+from relay_queue.context import JobContext
 from relay_queue.models import Job
 from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
 from relay_queue.worker import report
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import execute
 from relay_queue.worker.hygiene import is_left_open
 from relay_queue.worker.threads import follow_threads
@@ -60,7 +60,7 @@ def run_on_enqueue() -> _patch[Callable[..., None]]:
     ``atomic()``, where a worker would only come after the commit.
     """
     # A decorator made of a plain context manager would let a coroutine function return unrun.
-    return patch.object(RelayBackend, "announce", _run)
+    return patch.object(RelayBackend, "after_insert", _run)
 
 
 def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:
@@ -76,7 +76,7 @@ def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:
 
 
 def _count_ready(queue: str | None) -> int:
-    with store.transaction() as tx:
+    with store.transaction(rings=False) as tx:  # no worker is wanted here
         store.promote(tx)
     ready = Job.objects.using(conf.get().database).filter(state=State.READY)
     return ready.count() if queue is None else ready.filter(queue=queue).count()
@@ -84,7 +84,7 @@ def _count_ready(queue: str | None) -> int:
 
 def _run_next(queue: str | None) -> bool:
     """Run the next job; False if there is none. One at a time, so that no lease grows old."""
-    with store.transaction() as tx:
+    with store.transaction(rings=False) as tx:
         store.promote(tx)
         queues = sorted(store.inspect.ready_queues()) if queue is None else [queue]
         claims = store.claim(tx, worker_id=None, queues=queues, limit=1)

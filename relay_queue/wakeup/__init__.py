@@ -1,5 +1,8 @@
 """How an idle worker hears of work: whoever commits some rings every worker's bell.
 
+A verb of the store notes that workers should hear of what it did (`Transaction.wake`), and the
+store's transaction rings here once it is committed. Nobody else has to.
+
 A ring carries no information and may be lost: workers also look at the queue every few seconds.
 What a bell is depends on the database: a socket beside an SQLite file (`doorbell`), or a
 notification of PostgreSQL (`notify`, heard by `session`). With ``RELAY["WAKEUP"]`` set to
@@ -16,6 +19,7 @@ from django.db import connections, transaction
 
 from relay_queue import conf
 from relay_queue.store.dialects import dialect_for
+from relay_queue.store.transaction import wake_by
 from relay_queue.wakeup import doorbell, notify
 from relay_queue.wakeup.doorbell import Doorbell
 from relay_queue.wakeup.files import file_of
@@ -75,6 +79,14 @@ def ring_on_commit(using: str) -> None:
         return
     _last_hook.entry = (len(hooks), partial(ring, using))
     transaction.on_commit(_last_hook.entry[1], using=using, robust=True)
+
+
+def _ring_behind(using: str) -> None:
+    """Ring behind a transaction of the store: after the caller's commit if it was part of that."""
+    ring_on_commit(using)
+
+
+wake_by(_ring_behind)
 
 
 def open_session(using: str, lock_key: int) -> Session | None:

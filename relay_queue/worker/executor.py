@@ -32,13 +32,13 @@ from relay_queue.compat import (
     TaskResultStatus,
     task_backends,
 )
+from relay_queue.context import JobContext, RelayContext, enter
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
 from relay_queue.worker import report
-from relay_queue.worker.context import JobContext, RelayContext, enter
 from relay_queue.worker.hygiene import close_connections
 from relay_queue.worker.threads import end_own_thread, has_own_thread, own_thread
 

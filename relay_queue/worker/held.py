@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
+from relay_queue.context import JobContext
 from relay_queue.store.records import Claim
-from relay_queue.worker.context import JobContext
 
 
 @dataclass(slots=True)

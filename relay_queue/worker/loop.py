@@ -14,9 +14,9 @@ from math import inf
 from django.db import Error
 
 from relay_queue import conf, store
+from relay_queue.context import TIMED_OUT, JobContext
 from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
-from relay_queue.worker.context import TIMED_OUT, JobContext
 from relay_queue.worker.database import Database
 from relay_queue.worker.executor import Finished
 from relay_queue.worker.held import Held, Leases

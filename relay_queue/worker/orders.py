@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relay_queue import store
-from relay_queue.models import WorkerOrder
+from relay_queue.states import WorkerOrder
 
 
 class Orders:

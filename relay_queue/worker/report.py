@@ -16,6 +16,7 @@ from typing import Any
 from relay_queue import conf
 from relay_queue.backoff import MAX_DELAY_SECONDS
 from relay_queue.compat import normalize_json
+from relay_queue.context import JobContext
 from relay_queue.exceptions import (
     Cancelled,
     Fatal,
@@ -28,7 +29,6 @@ from relay_queue.exceptions import (
 )
 from relay_queue.payload import clean_text, encode_result, is_bounded
 from relay_queue.store.records import Claim, Settlement
-from relay_queue.worker.context import JobContext
 
 MAX_CLASS_PATH_CHARS = 255
 """The column that holds the path of an exception's class."""

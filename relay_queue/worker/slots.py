@@ -19,9 +19,9 @@ from functools import partial
 from queue import Empty
 from time import monotonic
 
+from relay_queue.context import JobContext
 from relay_queue.store.records import Claim
 from relay_queue.worker import report
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Call, Finished, Outcome, begin, conclude
 from relay_queue.worker.hygiene import close_connections
 from relay_queue.worker.line import Line

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
-from relay_queue.worker.context import JobContext, current, enter, leave
+from relay_queue.context import JobContext, current_context, enter, leave
 from relay_queue.worker.hygiene import close_connections, undo_what_is_left_open
 
 _following = threading.Lock()
@@ -83,7 +83,7 @@ def end_own_thread(own: ThreadSensitiveContext) -> list[str]:
 def _starting(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @wraps(start)
     def started(thread: threading.Thread) -> None:
-        job = current()
+        job = current_context()
         if job is not None:
             own = SyncToAsync.thread_sensitive_context.get(None)
             thread.run = partial(_run, thread, thread.run, job, own)  # type: ignore[method-assign]
@@ -120,7 +120,7 @@ def _submitting(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]
     def submitted(
         pool: ThreadPoolExecutor, call: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        job = current()
+        job = current_context()
         if job is None:
             return submit(pool, call, *args, **kwargs)
         own = SyncToAsync.thread_sensitive_context.get(None)

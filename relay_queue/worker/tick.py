@@ -88,10 +88,13 @@ def tick(plan: Plan) -> Done:
 
     A careful tick is slower and survives what cannot be stored or read: each outcome, renewal,
     recovery and claim has a savepoint of its own. A job that is proven to be at fault is taken out;
-    anything else that cannot be done is left, and the rest goes on.
+    anything else that cannot be done is left, and the rest goes on. Nobody is rung here: the loop
+    does so when it has started what it claimed itself.
     """
     hooks.reach("begin", plan)
-    with store.transaction(wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful) as tx:
+    with store.transaction(
+        wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful, rings=False
+    ) as tx:
         done = Done(plan.settlements())
         if plan.careful:
             _do_carefully(tx, plan, done)

@@ -14,7 +14,8 @@ from django.test.utils import CaptureQueriesContext
 
 from relay_queue import clock, store
 from relay_queue.admin import workerpage
-from relay_queue.models import Worker, WorkerOrder
+from relay_queue.models import Worker
+from relay_queue.states import WorkerOrder
 from tests.admin.acting import person
 from tests.store import actions
 

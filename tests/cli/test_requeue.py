@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.core.management import CommandError
 
-from relay_queue import store
-from relay_queue.cli import selection
+from relay_queue import operations, store
+from relay_queue.cli import jobs
 from tests.store import actions
 
 pytestmark = pytest.mark.django_db
@@ -97,10 +98,10 @@ def test_many_jobs_are_changed_in_bounded_transactions(
         sizes.append(len(batch))
         return store.requeue(tx, batch)
 
-    monkeypatch.setattr(selection, "BATCH", 2)
-    tally = selection.change(job_ids, counting)
+    monkeypatch.setattr(operations, "BATCH", 2)
+    changed, stopped = jobs.change(replace(operations.REQUEUE, verb=counting), job_ids)
     assert sizes == [2, 2, 1]
-    assert tally.changed == job_ids
+    assert (changed.job_ids, stopped) == (job_ids, "")
 
 
 def test_full_queue_stops_and_says_how_far_it_came(
@@ -109,7 +110,7 @@ def test_full_queue_stops_and_says_how_far_it_came(
     job_ids = dead("small", 3)
     with store.transaction() as tx:
         store.set_limits(tx, "small", capacity=2, max_running=None)
-    monkeypatch.setattr(selection, "BATCH", 2)
+    monkeypatch.setattr(operations, "BATCH", 2)
     answer = relay("requeue", "--all-dead", "--yes")
     assert answer.code == 1
     assert f"Requeued 2 jobs: {job_ids[0]}, {job_ids[1]}." in answer.text
@@ -132,10 +133,10 @@ def test_cancel_of_a_finished_job_gives_exit_code_1(relay: Relay) -> None:
 
 
 def test_long_lists_are_cut_in_text_and_whole_in_json(relay: Relay) -> None:
-    dead(count=selection.SHOWN_IDS + 3)
+    dead(count=jobs.SHOWN_IDS + 3)
     assert "and 3 more" in relay("cancel", *range(1000, 1023)).text
     answer = relay("requeue", "--all-dead", "--yes", "--json")
-    assert len(answer.data["changed"]) == selection.SHOWN_IDS + 3
+    assert len(answer.data["changed"]) == jobs.SHOWN_IDS + 3
 
 
 @pytest.mark.parametrize(("answer", "state"), [("y", "ready"), ("", "dead"), ("no", "dead")])
@@ -143,7 +144,7 @@ def test_person_at_a_terminal_is_asked(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, answer: str, state: str
 ) -> None:
     job_ids = dead(count=2)
-    monkeypatch.setattr(selection.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(jobs.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: answer)
     with suppress(CommandError):
         relay("requeue", "--all-dead")

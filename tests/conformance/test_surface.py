@@ -17,8 +17,8 @@ from relay_queue.compat import (
     TaskResult,
     TaskResultStatus,
 )
+from relay_queue.context import RelayContext
 from relay_queue.task import RelayTask
-from relay_queue.worker.context import RelayContext
 
 PUBLIC: dict[type, set[str]] = {
     Task: {

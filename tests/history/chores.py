@@ -11,8 +11,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 from tests.history.journal import Journal
 
 SOON = Backoff(base_seconds=0.01, max_seconds=0.1)

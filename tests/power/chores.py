@@ -6,9 +6,9 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import Snooze
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 from tests.power.stamp import stamp
 
 AT_ONCE = Backoff(base_seconds=0.01, max_seconds=0.01)

@@ -20,8 +20,8 @@ import time
 from django.contrib.auth.models import Group
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 WAIT_SECONDS = 60.0
 """How long a chore waits for its file, lest a failed test leaves it there for ever."""

@@ -8,8 +8,8 @@ import time
 from django.db import connection
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 TABLES = (
     "CREATE TABLE counter (name text PRIMARY KEY, n integer NOT NULL)",
@@ -37,7 +37,7 @@ def count(context: RelayContext, name: str, seconds: float = 0) -> None:
 def be_late(ready: str, go: str) -> None:
     """Claim a job as a worker does, begin it only when told, and print what became of it."""
     from relay_queue import store
-    from relay_queue.worker.context import JobContext
+    from relay_queue.context import JobContext
     from relay_queue.worker.executor import execute
 
     with store.transaction() as tx:

@@ -14,8 +14,8 @@ from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
 from relay_queue.backoff import Backoff
+from relay_queue.context import RelayContext
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 from tests.process.chores import leave, wait_for
 from tests.tasks import POISON, Unequal, _raise_recursion
 

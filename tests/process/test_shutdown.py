@@ -11,7 +11,8 @@ import pytest
 
 from relay_queue import clock, store
 from relay_queue.lab.project import freeze
-from relay_queue.models import Job, Worker, WorkerOrder
+from relay_queue.models import Job, Worker
+from relay_queue.states import WorkerOrder
 from relay_queue.worker.timers import PROBE_SECONDS
 from tests.conftest import wait_until
 from tests.process import chores

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from relay_queue import store, wakeup
+from relay_queue import store
 from relay_queue.backoff import Backoff
 from relay_queue.exceptions import QueueFull
 from relay_queue.states import State
-from tests.simulation.scratch import ALIAS
 from tests.simulation.world import Actor, Outcome, RolledBack
 
 QUEUES = ("open", "open", "tight")
@@ -35,7 +34,6 @@ class Producer(Actor):
         jobs = [job for _, job in asked]
 
         def body(tx: store.Transaction) -> list[store.Enqueued]:
-            wakeup.ring_on_commit(ALIAS)
             answers = (
                 [store.enqueue(tx, jobs[0])] if len(jobs) == 1 else store.enqueue_many(tx, jobs)
             )

@@ -215,10 +215,10 @@ def ack_before_commit() -> Iterator[None]:
 def ring_before_commit() -> Any:
     """The bell rings while the job cannot be seen yet, and for jobs that are rolled back."""
 
-    def ring_at_once(using: str) -> None:
-        wakeup.ring(using)
+    def wake_at_once(tx: store.Transaction) -> None:
+        wakeup.ring(tx.connection.alias)
 
-    return mock.patch.object(wakeup, "ring_on_commit", ring_at_once)
+    return mock.patch.object(store.Transaction, "wake", wake_at_once)
 
 
 @contextmanager

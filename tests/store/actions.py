@@ -16,6 +16,7 @@ from django.db.models import Model, QuerySet
 
 from relay_queue import conf, store
 from relay_queue.models import BulkAct, Job, Lease, Queue, QueueCount, QueueMinute, Worker
+from relay_queue.operations import CANCEL
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 TASK = "tests.tasks.anything"
@@ -113,7 +114,7 @@ def release(held: store.Claim) -> store.Settled:
 
 def cancel(job_id: int) -> None:
     """Cancel one job."""
-    do(store.cancel_one, job_id)
+    do(CANCEL.change_one, job_id)
 
 
 def kill(held: store.Claim) -> store.Recovered:

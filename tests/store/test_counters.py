@@ -9,6 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from relay_queue import store
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, QueueCount
+from relay_queue.operations import REQUEUE
 from relay_queue.store import Settlement, inspect
 from relay_queue.store.operate import recount
 from tests.store.actions import (
@@ -48,7 +49,7 @@ def test_a_whole_life_is_counted_at_every_step(wall: Wall) -> None:
     do(store.promote)
     nack(claim_one())
     assert counted() == {("default", "dead"): 1}
-    do(store.requeue_one, job_id)
+    do(REQUEUE.change_one, job_id)
     assert counted() == {("default", "ready"): 1}
     cancel(job_id)
     assert counted() == {("default", "cancelled"): 1}

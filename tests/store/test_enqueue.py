@@ -24,6 +24,7 @@ from relay_queue.exceptions import (
     UnknownQueue,
 )
 from relay_queue.models import Job, Lease, Queue
+from relay_queue.operations import CANCEL
 from relay_queue.ranking import rank
 from tests.store.actions import (
     START,
@@ -398,7 +399,7 @@ def test_arguments_are_compared_as_canonical_text() -> None:
 def test_a_key_holds_in_every_state_until_its_job_is_pruned(end: str, wall: Wall) -> None:
     first = enqueue(idempotency_key="k")
     if end == "cancel":
-        do(store.cancel_one, first)
+        do(CANCEL.change_one, first)
     else:
         held = claim_one()
         assert enqueue(idempotency_key="k") == first

@@ -10,9 +10,9 @@ import pytest
 from relay_queue import store
 from relay_queue.compat import TaskResultDoesNotExist
 from relay_queue.exceptions import JobNotFound
-from relay_queue.models import WorkerOrder
+from relay_queue.operations import CANCEL, REQUEUE
 from relay_queue.results import stored_result
-from relay_queue.states import State
+from relay_queue.states import State, WorkerOrder
 from relay_queue.store import bounds, report
 from tests.store.actions import claim_one, do, enqueue, nothing_written, read
 
@@ -40,7 +40,7 @@ def test_verbs_on_jobs_pass_over_ids_that_no_row_can_have() -> None:
     assert do(store.cancel, [*BEYOND, job_id, bounds.MAX_ID]).job_ids == [job_id]
 
 
-@pytest.mark.parametrize("verb", [store.cancel_one, store.requeue_one])
+@pytest.mark.parametrize("verb", [CANCEL.change_one, REQUEUE.change_one])
 def test_verbs_on_one_job_say_that_there_is_none(verb: Callable[..., None]) -> None:
     for job_id in BEYOND:
         with pytest.raises(JobNotFound):

@@ -10,6 +10,7 @@ import pytest
 from relay_queue import store
 from relay_queue.exceptions import InvalidJob, InvalidTransition, JobNotFound, QueueFull
 from relay_queue.models import Job, Lease
+from relay_queue.operations import CANCEL, REQUEUE
 from relay_queue.states import State
 from tests.store.actions import (
     START,
@@ -155,12 +156,12 @@ def test_cancelling_twice_is_an_invalid_transition() -> None:
 
 def test_a_succeeded_job_can_neither_be_cancelled_nor_requeued() -> None:
     job_id = make("succeeded")
-    for verb in (store.cancel_one, store.requeue_one):
+    for verb in (CANCEL.change_one, REQUEUE.change_one):
         with nothing_written(), pytest.raises(InvalidTransition):
             do(verb, job_id)
 
 
-@pytest.mark.parametrize("verb", [store.cancel_one, store.requeue_one])
+@pytest.mark.parametrize("verb", [CANCEL.change_one, REQUEUE.change_one])
 def test_a_verb_on_an_unknown_job_says_so(verb: Callable[..., None]) -> None:
     with nothing_written(), pytest.raises(JobNotFound, match="no job 77"):
         do(verb, 77)
@@ -176,7 +177,7 @@ def test_a_requeued_job_has_a_fresh_budget_while_the_numbers_go_on(wall: Wall) -
         do(store.promote)
     assert state(job_id) == "dead"
     wall.advance(100)
-    do(store.requeue_one, job_id)
+    do(REQUEUE.change_one, job_id)
     stored = read(job_id)
     assert (stored.state, stored.attempt, stored.attempt_base) == ("ready", 2, 2)
     assert (stored.available_at, stored.finished_at, stored.losses) == (wall.now, None, 0)
@@ -194,7 +195,7 @@ def test_back_off_begins_again_after_a_requeue(wall: Wall) -> None:
     for _ in range(3):
         nack(claim_one(), delay_seconds=0)
         do(store.promote)
-    do(store.requeue_one, job_id)
+    do(REQUEUE.change_one, job_id)
     nack(claim_one())
     assert read(job_id).available_at == after(1)
 
@@ -204,7 +205,7 @@ def test_a_requeued_job_takes_a_new_place_behind_those_who_wait(wall: Wall) -> N
     wall.advance(1)
     waiting = enqueue()
     wall.advance(1)
-    do(store.requeue_one, job_id)
+    do(REQUEUE.change_one, job_id)
     assert claimed_ids(2) == [waiting, job_id]
 
 
@@ -214,16 +215,16 @@ def test_a_requeue_respects_the_capacity_and_changes_none_when_not_all_fit() -> 
     enqueue()
     with nothing_written(), pytest.raises(QueueFull):
         do(store.requeue, dead)
-    do(store.requeue_one, dead[0])
+    do(REQUEUE.change_one, dead[0])
     with nothing_written(), pytest.raises(QueueFull):
-        do(store.requeue_one, dead[1])
+        do(REQUEUE.change_one, dead[1])
 
 
 def test_a_job_cancelled_on_its_last_attempt_gets_a_fresh_budget() -> None:
     job_id = enqueue(max_attempts=1)
     claim_one()
     cancel(job_id)
-    do(store.requeue_one, job_id)
+    do(REQUEUE.change_one, job_id)
     assert (claim_one().attempt, read(job_id).attempt_base) == (2, 1)
 
 

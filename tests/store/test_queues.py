@@ -9,6 +9,7 @@ import pytest
 from relay_queue import store
 from relay_queue.exceptions import InvalidJob, UnknownQueue
 from relay_queue.models import Queue
+from relay_queue.operations import REQUEUE
 from relay_queue.store import inspect
 from tests.store.actions import (
     START,
@@ -109,7 +110,7 @@ def test_jobs_of_a_queue_taken_from_the_settings_can_still_be_finished(settings:
     held = claim_one("gone")
     settings.RELAY = {**settings.RELAY, "QUEUES": ["mail"]}
     nack(held, fatal=True)
-    do(store.requeue_one, first)
+    do(REQUEUE.change_one, first)
     assert [c.job_id for c in claim(5, "gone", "mail")] == [first, second]
 
 

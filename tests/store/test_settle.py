@@ -12,6 +12,7 @@ import pytest
 from relay_queue import store
 from relay_queue.backoff import Backoff
 from relay_queue.models import Job
+from relay_queue.operations import REQUEUE
 from relay_queue.store import Settlement
 from tests.store.actions import (
     START,
@@ -234,7 +235,7 @@ def _fail(held: store.Claim, wall: Wall) -> None:
 
 def _requeue(held: store.Claim, wall: Wall) -> None:
     nack(held, fatal=True)
-    do(store.requeue_one, held.job_id)
+    do(REQUEUE.change_one, held.job_id)
     assert claim_one().job_id == held.job_id
 
 

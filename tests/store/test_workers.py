@@ -8,7 +8,8 @@ import pytest
 from django.db import IntegrityError
 
 from relay_queue import store
-from relay_queue.models import QueueMinute, Worker, WorkerOrder
+from relay_queue.models import QueueMinute, Worker
+from relay_queue.states import WorkerOrder
 from relay_queue.store import inspect
 from tests.store.actions import (
     START,

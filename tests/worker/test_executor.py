@@ -21,12 +21,12 @@ from django.utils import translation
 from relay_queue import store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import TaskResultStatus, signals
+from relay_queue.context import JobContext
 from relay_queue.exceptions import PayloadError
 from relay_queue.models import Job, Lease
 from relay_queue.payload import clean_text
 from relay_queue.store.records import Claim
 from relay_queue.worker import report
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Finished, execute
 from tests import tasks
 from tests.conftest import wait_until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from relay_queue.context import GRACE_SECONDS, JobContext
 from relay_queue.store.records import Claim
-from relay_queue.worker.context import GRACE_SECONDS, JobContext
 from relay_queue.worker.held import Held, Leases
 from tests import tasks
 from tests.worker.claims import claim_of

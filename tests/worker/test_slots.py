@@ -16,8 +16,8 @@ from django.db import connection, connections
 from django.test import override_settings
 
 from relay_queue.compat import signals
+from relay_queue.context import JobContext
 from relay_queue.store.records import Claim
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.executor import Finished
 from relay_queue.worker.slots import Slots
 from tests import tasks

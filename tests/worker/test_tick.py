@@ -10,11 +10,11 @@ import pytest
 from django.db import OperationalError, connection
 
 from relay_queue import store
+from relay_queue.context import JobContext
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Lease, QueueMinute, Worker
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import tick as module
-from relay_queue.worker.context import JobContext
 from relay_queue.worker.held import Held
 from relay_queue.worker.stats import Stats
 from relay_queue.worker.tick import Plan, tick

@@ -16,11 +16,10 @@ from relay_queue.admin.acts import audit, matching
 from relay_queue.admin.acts.catalogue import JobAct, job_act
 from relay_queue.admin.acts.destination import destination
 from relay_queue.admin.acts.doing import BATCH
+from relay_queue.context import RelayContext
 from relay_queue.exceptions import Fatal, InvalidJob, QueueFull, Snooze
 from relay_queue.models import BulkAct
 from relay_queue.task import task
-from relay_queue.wakeup import ring_on_commit
-from relay_queue.worker.context import RelayContext
 
 TURN_SECONDS: Final = 20.0
 """How long one attempt works before it makes room for others. Snoozing is not charged."""
@@ -75,7 +74,6 @@ class _Run:
                 done = self.act.verb(tx, ids, given)
                 skipped = len(ids) - len(done.changed)
                 store.count_bulk(tx, bulk.pk, changed=len(done.changed), skipped=skipped)
-                ring_on_commit(conf.get().database)
         return True
 
 

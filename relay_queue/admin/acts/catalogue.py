@@ -1,4 +1,4 @@
-"""The acts: their words, their permissions, what they apply to, and the verb of the store."""
+"""The acts: what the console does with the table of operations, and what it says of each row."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ from django.utils.text import format_lazy, get_text_list
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue import store
-from relay_queue.models import Job, Queue, Worker, WorkerOrder
+from relay_queue import operations, store
+from relay_queue.models import Job, Queue, Worker
+from relay_queue.operations import Button, JobOperation, QueueOperation, WorkerOperation
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY
-from relay_queue.states import (
-    CANCELLABLE,
-    DISCARDABLE,
-    RELEASABLE,
-    REQUEUEABLE,
-    WAITING,
-    State,
-)
+from relay_queue.states import State, WorkerOrder
 
 APP: Final = "relay_queue"
 Key = int | str
@@ -91,24 +85,27 @@ class JobAct(Act):
     heavy: tuple[str, ...] = ("payload", "result")
 
 
-def _job_act(
-    name: str,
-    label: Any,
-    permission: str,
-    effect: Any,
-    *,
-    verb: Callable[..., store.Changed],
-    states: frozenset[State],
-    to: State | None = None,
-    **options: Any,
-) -> JobAct:
-    """Return an act that a verb of the store does, and that takes jobs ``to`` a state if it moves them."""
+def _job_act(operation: JobOperation, button: Button) -> JobAct:
+    """Return the act of a button: the operation, or the part of it that is for the button's states."""
+    states = button.states or operation.states
+    options = {} if button.states is None else {"states": states}
 
     def do(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-        return _told(verb(tx, keys, **given), to, given)
+        return _told(operation.verb(tx, keys, **options, **given), operation.to, given)
 
-    why_not = partial(_why_job_cannot, states)
-    return JobAct(name, label, permission, effect, do, why_not, states=states, **options)
+    return JobAct(
+        button.name,
+        button.label,
+        button.permission,
+        operation.effect,
+        do,
+        partial(_why_job_cannot, states),
+        confirm=operation.dangerous,
+        dangerous=operation.dangerous,
+        form=None if operation.number is None else PriorityForm,
+        deletes=operation.deletes,
+        states=states,
+    )
 
 
 def _told(changed: store.Changed, to_state: State | None, given: dict[str, Any]) -> Done:
@@ -133,170 +130,69 @@ def _why_job_cannot(states: frozenset[State], job: Job) -> Any:
     return format_lazy(_("Only for jobs that are {states}."), states=names)
 
 
-RUN_NOW_EFFECT: Final = _("Ready at once. The budget of attempts stays as it is.")
-
-JOB_ACTS: Final[tuple[JobAct, ...]] = (
-    _job_act(
-        "retry_now",
-        _("Retry now"),
-        "retry_job",
-        RUN_NOW_EFFECT,
-        verb=partial(store.run_now, states=frozenset({State.RETRYING})),
-        states=frozenset({State.RETRYING}),
-        to=State.READY,
-    ),
-    _job_act(
-        "requeue",
-        _("Retry with fresh attempts"),
-        "requeue_job",
-        _("Ready again, with a fresh budget of attempts."),
-        verb=store.requeue,
-        states=REQUEUEABLE,
-        to=State.READY,
-    ),
-    _job_act(
-        "run_now",
-        _("Run now"),
-        "run_job",
-        RUN_NOW_EFFECT,
-        verb=partial(store.run_now, states=frozenset({State.SCHEDULED})),
-        states=frozenset({State.SCHEDULED}),
-        to=State.READY,
-    ),
-    _job_act(
-        "prioritise",
-        _("Change priority"),
-        "prioritise_job",
-        _("A new place in the queue; the time that was waited goes on counting."),
-        verb=store.set_priority,
-        states=WAITING,
-        form=PriorityForm,
-    ),
-    _job_act(
-        "release",
-        _("Release lease"),
-        "release_job",
-        _(
-            "Taken from the worker and ready again; the attempt is not charged. The function is told "
-            "to stop but may go on for a while, beside the next attempt."
-        ),
-        verb=store.release_leases,
-        states=RELEASABLE,
-        to=State.READY,
-        confirm=True,
-        dangerous=True,
-    ),
-    _job_act(
-        "cancel",
-        _("Cancel"),
-        "cancel_job",
-        _("Cancelled at once. A function that runs is told to stop, and its result is refused."),
-        verb=store.cancel,
-        states=CANCELLABLE,
-        to=State.CANCELLED,
-        confirm=True,
-        dangerous=True,
-    ),
-    _job_act(
-        "discard",
-        _("Discard"),
-        "discard_job",
-        _("Deleted for good, with the record of every attempt."),
-        verb=store.discard,
-        states=DISCARDABLE,
-        confirm=True,
-        dangerous=True,
-        deletes=True,
-    ),
+JOB_ACTS: Final[tuple[JobAct, ...]] = tuple(
+    _job_act(operation, button)
+    for operation in operations.JOB_OPERATIONS
+    for button in operation.buttons
 )
 """The acts on jobs, the harmless ones first."""
 
 
-def _pause(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-    paused = [name for name in keys if store.pause(tx, name)]
-    passed = [name for name in keys if name not in paused]
-    why = str(_("It is paused already."))
-    return Done(dict.fromkeys(paused, "claims to paused"), dict.fromkeys(passed, why))
+def _queue_act(operation: QueueOperation, button: Button) -> Act:
+    change = "claims to paused" if operation.pauses else "claims to open"
+
+    def do(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
+        changed = [name for name in keys if operation.verb(tx, name)]
+        passed = [name for name in keys if name not in changed]
+        why = str(operation.already)
+        return Done(dict.fromkeys(changed, change), dict.fromkeys(passed, why))
+
+    def why_not(queue: Queue) -> Any:
+        return operation.already if bool(queue.paused_at) is operation.pauses else ""
+
+    return Act(button.name, button.label, button.permission, operation.effect, do, why_not)
 
 
-def _resume(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-    opened = [name for name in keys if store.resume(tx, name)]
-    passed = [name for name in keys if name not in opened]
-    why = str(_("It is not paused."))
-    return Done(dict.fromkeys(opened, "claims to open"), dict.fromkeys(passed, why))
-
-
-def _if_paused(queue: Queue) -> Any:
-    return "" if queue.paused_at else _("It is not paused.")
-
-
-def _if_open(queue: Queue) -> Any:
-    return _("It is paused already.") if queue.paused_at else ""
-
-
-QUEUE_ACTS: Final[tuple[Act, ...]] = (
-    Act(
-        "pause",
-        _("Pause"),
-        "pause_queue",
-        _("Workers claim nothing more. What runs is finished, and enqueues go on."),
-        _pause,
-        _if_open,
-    ),
-    Act("resume", _("Resume"), "pause_queue", _("Workers claim again."), _resume, _if_paused),
+QUEUE_ACTS: Final[tuple[Act, ...]] = tuple(
+    _queue_act(operation, button)
+    for operation in operations.QUEUE_OPERATIONS
+    for button in operation.buttons
 )
 """The acts on queues."""
 
 
-def _order(
-    order: WorkerOrder | None, tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]
-) -> Done:
-    told = store.order_workers(tx, keys, order)
-    passed = [key for key in keys if key not in set(told)]
-    why = _("It has ended, or was told to stop, already.")
-    return Done(dict.fromkeys(told, f"order to {order or 'none'}"), dict.fromkeys(passed, str(why)))
+def _worker_act(operation: WorkerOperation, button: Button) -> Act:
+    order = operation.order
+
+    def do(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
+        told = store.order_workers(tx, keys, order)
+        passed = [key for key in keys if key not in set(told)]
+        why = str(_("It has ended, or was told to stop, already."))
+        return Done(dict.fromkeys(told, f"order to {order or 'none'}"), dict.fromkeys(passed, why))
+
+    def why_not(worker: Worker) -> Any:
+        if worker.stopped_at is not None:
+            return _("It has ended.")
+        if worker.ordered == WorkerOrder.STOP:
+            return operations.STOP.already
+        return operation.already if worker.ordered == (order or "") else ""
+
+    return Act(
+        button.name,
+        button.label,
+        button.permission,
+        operation.effect,
+        do,
+        why_not,
+        confirm=operation.dangerous,
+        dangerous=operation.dangerous,
+    )
 
 
-def _why_worker_cannot(order: WorkerOrder | None, worker: Worker) -> Any:
-    if worker.stopped_at is not None:
-        return _("It has ended.")
-    if worker.ordered == WorkerOrder.STOP:
-        return _("It was told to stop.")
-    if worker.ordered == (order or ""):
-        return _("It is quiet already.") if order else _("It was not told to be quiet.")
-    return ""
-
-
-WORKER_ACTS: Final[tuple[Act, ...]] = (
-    Act(
-        "quiet",
-        _("Quiet"),
-        "stop_worker",
-        _("Claims nothing more, finishes what runs, and stays."),
-        partial(_order, WorkerOrder.QUIET),
-        partial(_why_worker_cannot, WorkerOrder.QUIET),
-    ),
-    Act(
-        "serve",
-        _("Serve again"),
-        "stop_worker",
-        _("Claims again."),
-        partial(_order, None),
-        partial(_why_worker_cannot, None),
-    ),
-    Act(
-        "stop",
-        _("Stop"),
-        "stop_worker",
-        _(
-            "Finishes what runs within the shutdown timeout, hands back the rest, and ends. The "
-            "supervisor does not replace it. Nothing takes this back."
-        ),
-        partial(_order, WorkerOrder.STOP),
-        partial(_why_worker_cannot, WorkerOrder.STOP),
-        confirm=True,
-        dangerous=True,
-    ),
+WORKER_ACTS: Final[tuple[Act, ...]] = tuple(
+    _worker_act(operation, button)
+    for operation in operations.WORKER_OPERATIONS
+    for button in operation.buttons
 )
 """The acts on workers."""
 

@@ -17,7 +17,6 @@ from relay_queue.admin.acts import audit
 from relay_queue.admin.acts.catalogue import Act, Done
 from relay_queue.exceptions import RelayError
 from relay_queue.store.dialects import dialect_for
-from relay_queue.wakeup import ring_on_commit
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ MOST_NAMED: Final = 5
 def do(
     act: Act, user_id: Any, model: type[Model], keys: Sequence[Any], given: dict[str, Any]
 ) -> Done:
-    """Do an act on at most ``BATCH`` rows, write the audit, and ring the workers.
+    """Do an act on at most ``BATCH`` rows, and write the audit.
 
     Keys that are neither changed nor skipped are not there. Raises what the store raises; nothing
     is changed then.
@@ -44,7 +43,6 @@ def do(
         done = act.verb(tx, [key for key in keys if key in called], given)
         changed = [(key, called[key], change) for key, change in done.changed.items()]
         audit.record(user_id, model, changed, act.name, given, deletes=act.deletes)
-        ring_on_commit(database)
     return done
 
 

@@ -16,17 +16,18 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from relay_queue import conf, store
+from relay_queue import store
 from relay_queue.admin.acts import audit
 from relay_queue.admin.acts.catalogue import APP, QUEUE_ACTS, Act
 from relay_queue.admin.acts.doing import attempt
 from relay_queue.admin.acts.pages import Acts
 from relay_queue.admin.words import number
 from relay_queue.models import Queue
+from relay_queue.operations import SET_LIMITS
 from relay_queue.store.operate import MAX_LIMIT
-from relay_queue.wakeup import ring_on_commit
 
-LIMIT_QUEUE = f"{APP}.limit_queue"
+(LIMITS,) = SET_LIMITS.buttons
+LIMIT_QUEUE = f"{APP}.{LIMITS.permission}"
 
 
 class LimitsForm(forms.Form):
@@ -140,8 +141,7 @@ def _set_limits(queue: Queue, form: LimitsForm, user_id: Any) -> dict[str, int |
         if changes and not overtaken:
             store.set_limits(tx, queue.pk, **changes)
             change = ", ".join(f"{name} to {value}" for name, value in changes.items())
-            audit.record(user_id, Queue, [(queue.pk, str(queue), change)], "limits", changes)
-            ring_on_commit(conf.get().database)
+            audit.record(user_id, Queue, [(queue.pk, str(queue), change)], LIMITS.name, changes)
     return overtaken
 
 

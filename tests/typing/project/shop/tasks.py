@@ -1,10 +1,10 @@
 """Tasks with every option there is."""
 
+from relay_queue import RelayContext
 from relay_queue.backoff import Backoff
 from relay_queue.compat import TaskContext
 from relay_queue.exceptions import Fatal, Retry, Snooze
 from relay_queue.task import task
-from relay_queue.worker.context import RelayContext
 
 
 @task

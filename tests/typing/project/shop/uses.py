@@ -5,10 +5,10 @@ from typing import assert_type, reveal_type
 
 from django.utils import timezone
 
-from relay_queue.backend import RelayBackend
+import relay_queue
+from relay_queue import Changed, EnqueuedResults, JobContext, JobInfo, State
 from relay_queue.backoff import Backoff
-from relay_queue.compat import AnyResult, TaskResultStatus, task_backends
-from relay_queue.results import EnqueuedResults
+from relay_queue.compat import AnyResult, TaskResultStatus
 from relay_queue.task import RelayTask
 from relay_queue.testing import (
     assert_enqueued,
@@ -71,21 +71,45 @@ def with_options() -> None:
 
 def enqueue_many() -> None:
     """Enqueue calls of several tasks at once, each checked by its own signature."""
-    backend = task_backends["default"]
-    assert isinstance(backend, RelayBackend)
-    results = backend.enqueue_many(
+    results = relay_queue.enqueue_many(
         [tasks.plain.bind(7), tasks.every_option.bind(7, urgent=True), (tasks.plain, [7], {})]
     )
     assert_type(results, EnqueuedResults)
     assert_type(results[0], AnyResult)
     assert_type(results.ids, list[str])
     tasks.plain.bind("seven")  # error: arg-type
-    backend.enqueue_many([tasks.plain])  # error: list-item
+    relay_queue.enqueue_many([tasks.plain])  # error: list-item
 
 
-async def enqueue_many_from_a_coroutine(backend: RelayBackend) -> None:
-    """Enqueue many with await."""
-    assert_type(await backend.aenqueue_many([tasks.plain.bind(7)]), EnqueuedResults)
+def operate() -> None:
+    """Do to jobs and queues what a program may do."""
+    result = tasks.plain.enqueue(7)
+    for job in (7, "7", result, relay_queue.get_job(7)):
+        relay_queue.cancel(job)
+    assert_type(relay_queue.get_job(result), JobInfo)
+    assert_type(relay_queue.get_job(7).state, State)
+    assert_type(relay_queue.cancel_many([7, result]), Changed)
+    assert_type(relay_queue.requeue_many([7]).skipped, dict[int, str])
+    assert_type(relay_queue.pause("mail"), bool)
+    assert_type(relay_queue.wait_for(result, timeout_seconds=5), AnyResult)
+    assert_type(relay_queue.current_context(), JobContext | None)
+    relay_queue.set_limits("mail", capacity=None)
+    relay_queue.set_limits("mail", capacity="7")  # error: arg-type
+    relay_queue.set_limits("mail", capicity=7)  # error: call-arg
+    relay_queue.cancel(None)  # error: arg-type
+    relay_queue.set_priority(7)  # error: call-arg
+    relay_queue.cancell(7)  # error: attr-defined
+
+
+async def operate_from_a_coroutine() -> None:
+    """Do the same with await."""
+    assert_type(await relay_queue.aenqueue_many([tasks.plain.bind(7)]), EnqueuedResults)
+    assert_type(await relay_queue.acancel_many([7]), Changed)
+    assert_type(await relay_queue.aget_job(7), JobInfo)
+    assert_type(await relay_queue.await_for(7, 5), AnyResult)
+    await relay_queue.aset_limits("mail", max_running=7)
+    await relay_queue.acancel(None)  # error: arg-type
+    await relay_queue.aset_priority(7)  # error: call-arg
 
 
 @run_on_enqueue()

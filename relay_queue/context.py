@@ -26,7 +26,7 @@ own, which comes a moment later, look like a late return."""
 _current: ContextVar[JobContext | None] = ContextVar("relay_queue_job", default=None)
 
 
-def current() -> JobContext | None:
+def current_context() -> JobContext | None:
     """Return the context of the job that this code runs in, or None outside of jobs."""
     return _current.get()
 
@@ -165,4 +165,12 @@ class RelayContext(TaskContext):  # type: ignore[misc, type-arg]
         return self.job.remaining_seconds()
 
 
-__all__ = ["TIMED_OUT", "JobContext", "RelayContext", "current", "enter"]
+__all__ = [
+    "GRACE_SECONDS",
+    "TIMED_OUT",
+    "JobContext",
+    "RelayContext",
+    "current_context",
+    "enter",
+    "leave",
+]

@@ -7,8 +7,8 @@ from time import monotonic
 
 import pytest
 
+from relay_queue.context import TIMED_OUT, JobContext, current_context
 from relay_queue.exceptions import Cancelled, TimedOut
-from relay_queue.worker.context import TIMED_OUT, JobContext, current
 from relay_queue.worker.executor import execute
 from tests import tasks
 from tests.worker.claims import claim_of
@@ -75,4 +75,4 @@ def test_context_of_a_claim_starts_its_time_limit() -> None:
 def test_there_is_no_current_job_outside_of_jobs() -> None:
     claim = claim_of(tasks.noop)
     execute(claim, JobContext.of(claim))
-    assert current() is None
+    assert current_context() is None
