@@ -4,7 +4,7 @@
 import os
 import sys
 
-from relay_queue.worker.signalling import stop_while_starting
+from relay_queue.startup import stop_while_starting
 
 if "runworker" in sys.argv[1:2]:
     # Before everything that takes long to import: as a container's first program, this process

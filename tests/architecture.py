@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "exceptions",
                 "clock",
                 "signals",
+                "startup",
                 "verdict",
             }
         ),

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Self
 
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that mean "stop" to a supervisor, and nothing to a worker."""
+from relay_queue.startup import STOP_SIGNALS
 
 WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
 """Signals that a supervisor waits for."""
-
-
-def stop_while_starting() -> None:
-    """Let the signals to stop end this process at once, until a supervisor waits for them.
-
-    Call it before the project is imported, in ``manage.py``. The kernel keeps from process 1, as a
-    container's program is, every signal that it has no handler for.
-    """
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end_at_once)
-
-
-@contextmanager
-def stopped_at_once() -> Iterator[None]:
-    """Let the signals to stop end this process within; `SignalSource` may take them meanwhile."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    stop_while_starting()
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_at_once(number: int, frame: FrameType | None) -> None:
-    # No exception: the code that is being imported may catch it. Nothing has begun that could be lost.
-    os._exit(128 + number)  # as shells report a signal
 
 
 def leave_to_supervisor(number: int, frame: FrameType | None) -> None:

@@ -16,12 +16,12 @@ from relay_queue.cli.base import explain
 from relay_queue.db.gate import gate_of
 from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.management.preflight import database_fault
+from relay_queue.startup import stopped_at_once
 from relay_queue.worker import reload
 from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.lifetime import leave
 from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import WorkerOptions
-from relay_queue.worker.signalling import stopped_at_once
 from relay_queue.worker.supervisor import Supervisor
 
 LOG_SECONDS = 1.0
