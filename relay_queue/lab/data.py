@@ -201,21 +201,6 @@ class Crowd:
         """The oldest jobs, which are done with."""
         return self.finished + self.dead
 
-    def statements(self, words: Mapping[str, str]) -> Iterator[str]:
-        """Yield what makes the crowd, in an engine's words."""
-        times = {"made": f"i - {self.jobs}", "done": f"i - {self.jobs} + 5", "due": "i"}
-        named = {
-            **{name: words["at"].format(seconds) for name, seconds in times.items()},
-            "token": words["token"],
-            "jobs": self.jobs,
-            "ended": self.ended,
-            "dead": self.dead,
-            "scheduled": self.scheduled,
-            **TABLES,
-        }
-        for statement in (NUMBERS, JOBS, LEASES, COUNTS):
-            yield statement.format(**named)
-
 
 def load(crowd: Crowd) -> None:
     """Put a crowd of jobs into an empty database."""
@@ -225,6 +210,10 @@ def load(crowd: Crowd) -> None:
         for n in range(WORKERS):
             worker = store.NewWorker(f"{n:032}", f"web{n}", f"host{n}", "", n, None, None, [], 16)
             store.register_worker(tx, worker)
+    times = {"made": f"i - {crowd.jobs}", "done": f"i - {crowd.jobs} + 5", "due": "i"}
+    numbers = {name: getattr(crowd, name) for name in ("jobs", "ended", "dead", "scheduled")}
     with _bulk() as (execute, words):
-        for statement in crowd.statements(words):
-            execute(statement)
+        moments = {name: words["at"].format(seconds) for name, seconds in times.items()}
+        named = {**TABLES, **numbers, **moments, "token": words["token"]}
+        for statement in (NUMBERS, JOBS, LEASES, COUNTS):
+            execute(statement.format(**named))

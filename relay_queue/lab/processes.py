@@ -22,8 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
 
-import relay_queue
-
 T = TypeVar("T")
 
 STOP_SECONDS: Final = 30.0
@@ -116,7 +114,7 @@ def started(
         [sys.executable, "-m", "relay_queue.lab", *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
-        env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **variables},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
         cwd=directory,
         # A group of its own: Ctrl-C reaches the command alone, and what is left can be ended.
         start_new_session=True,
@@ -131,13 +129,6 @@ def started(
         # As a rule the group is empty: the process has stopped all that it started.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def python_path() -> str:
-    """Return the ``PYTHONPATH`` under which a process finds this package from any directory."""
-    path = [str(Path(relay_queue.__file__).resolve().parent.parent)]
-    path += filter(None, [os.environ.get("PYTHONPATH")])
-    return os.pathsep.join(path)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -24,12 +24,13 @@ from django.core.management import call_command
 from django.db import OperationalError, connection
 from django.db.models import Sum
 
+import relay_queue
 from relay_queue import store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import task_backends
 from relay_queue.context import JobContext
 from relay_queue.lab import faults
-from relay_queue.lab.processes import LabError, python_path, wait_for
+from relay_queue.lab.processes import LabError, wait_for
 from relay_queue.lab.server import Server
 from relay_queue.lab.settings import (
     DATABASE,
@@ -73,9 +74,11 @@ def variables(
 
     ``use`` is what the project is for, see `settings`; ``database`` is its database on the server.
     """
+    # A process finds this package from any directory.
+    path = [str(Path(relay_queue.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]
     found = {
         "DJANGO_SETTINGS_MODULE": SETTINGS,
-        "PYTHONPATH": python_path(),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
         USE_VARIABLE: use,
         DIRECTORY_VARIABLE: str(directory),
     }
