@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -215,6 +216,19 @@ def test_excluded_queues_are_left_alone(serve: Serve) -> None:
 
 
 # --- a ring ---------------------------------------------------------------------------------
+
+
+def test_a_loop_rings_once_for_what_its_tick_made_ready_and_once_when_it_leaves(
+    serve: Serve,
+) -> None:
+    tasks.note.using(run_after=clock.now() + timedelta(hours=1)).enqueue("due")
+    Job.objects.update(available_at=clock.now() - timedelta(seconds=1))
+    rings: list[list[str]] = []
+    with mock.patch("relay_queue.wakeup.ring", side_effect=lambda _: rings.append(states())):
+        assert serve() == 0
+    assert tasks.calls == ["due"]
+    assert rings[1:] == [["succeeded"]]
+    assert rings[0] != ["scheduled"]  # it was committed
 
 
 class Script(Waiting):

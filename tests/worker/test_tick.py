@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.db import OperationalError, connection
@@ -96,6 +97,17 @@ def test_a_lease_that_cannot_be_renewed_is_lost(worker_id: int) -> None:
     actions.cancel(job_id)
     done = tick(plan(worker_id, renew=[held(claim)]))
     assert (done.renewed, done.lost) == (set(), {claim.lease_id})
+
+
+def test_a_tick_leaves_the_ring_to_the_loop(worker_id: int) -> None:
+    actions.enqueue()
+    (claim,) = tick(plan(worker_id, places=1)).claims
+    Lease.objects.filter(pk=claim.lease_id).update(expires_at=claim.acquired_at)
+    with mock.patch("relay_queue.wakeup.ring") as ring:
+        assert len(tick(plan(worker_id)).recovered) == 1
+        Job.objects.update(state="scheduled")
+        assert tick(plan(worker_id)).promoted == 1
+        ring.assert_not_called()
 
 
 def test_an_expired_lease_is_ended_and_its_job_claimed_in_the_same_tick(worker_id: int) -> None:
