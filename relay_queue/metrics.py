@@ -15,8 +15,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from relay_queue import conf
+from relay_queue.query import history, looks, status
 from relay_queue.states import State
-from relay_queue.store import inspect, minutes, report
 
 try:
     from prometheus_client import CollectorRegistry
@@ -80,7 +80,7 @@ def _queues() -> Iterator[Metric]:
         "relay_queue_capacity", "Unfinished jobs that a queue admits, if limited.", labels=["queue"]
     )
     paused = GaugeMetricFamily("relay_queue_paused", "1 while paused.", labels=["queue"])
-    for queue in report.queues(inspect.now()):
+    for queue in status.queues(looks.now()):
         for state in State:
             jobs.add_metric([queue.name, state.value], queue.counts.get(state, 0))
         oldest.add_metric([queue.name], queue.oldest_wait_seconds or 0.0)
@@ -96,15 +96,15 @@ def _events() -> Iterator[Metric]:
         "What befell jobs since midnight UTC: claims, ends of attempts, and late returns.",
         labels=["queue", "event"],
     )
-    midnight = inspect.now().replace(hour=0, minute=0, second=0, microsecond=0)
-    for queue, counts in minutes.events_since(midnight).items():
+    midnight = looks.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    for queue, counts in history.events_since(midnight).items():
         for event, n in counts.items():
             events.add_metric([queue, event], n)
     yield events
 
 
 def _durations() -> Iterator[Metric]:
-    found = minutes.recent(inspect.now(), RECENT_MINUTES)
+    found = history.recent(looks.now(), RECENT_MINUTES)
     told = f"of the last {RECENT_MINUTES} minutes, estimated."
     for name, help_text, histogram in (
         ("relay_wait_seconds", f"From due to claimed, {told}", found.wait),
@@ -125,7 +125,7 @@ def _workers() -> Iterator[Metric]:
     )
     leases = GaugeMetricFamily("relay_worker_leases", "Jobs that a worker holds.", labels=labels)
     slots = GaugeMetricFamily("relay_worker_slots", "Jobs that it can hold.", labels=labels)
-    live = [w for w in report.workers(inspect.now()) if w.row.stopped_at is None]
+    live = [w for w in status.workers(looks.now()) if w.row.stopped_at is None]
     for worker in live:
         # The row's number, too: a name and a host may stand for several processes.
         values = [f"{worker.row.name}-{worker.row.pk}", worker.row.host]

@@ -1,6 +1,6 @@
 """How often the function of a job ran, judged by the ledger alone.
 
-The rules are here once, for one job at a time; `relay_queue.store.verdicts` says the same in SQL.
+The rules are here once, for one job at a time; `relay_queue.query.ledger` says the same in SQL.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("models", frozenset({"models", "migrations"})),
     ("store", frozenset({"store"})),
+    # Whoever reads may name the statements and the dialects of the store, never the other way.
+    ("query", frozenset({"query"})),
     # Whoever enqueues rings and the worker listens; how depends on the store's dialect.
     ("wakeup", frozenset({"wakeup"})),
     ("tasks", frozenset({"compat", "context", "task", "results", "announce", "backend"})),

@@ -18,6 +18,7 @@ from zlib import crc32
 
 import psycopg
 import pytest
+from django.db import connections
 
 from tests import postgresql
 from tests.power.shim import compile_shim
@@ -422,3 +423,16 @@ def live_project(transactional_db: None, tmp_path: Path) -> Iterator[Project]:
     project = Project(Path(connection.settings_dict["NAME"]), tmp_path / "logs")
     yield project
     project.close()
+
+
+@pytest.fixture(scope="session")
+def postgresql_alias(postgresql_server: postgresql.Server, worker_id: str) -> Iterator[str]:
+    """Add a database of this process's own to the settings, and return its alias."""
+    alias, name = "postgresql", f"relay_{worker_id}"
+    postgresql_server.create(name)
+    entry = {**connections.settings["default"], **postgresql_server.settings(name), "OPTIONS": {}}
+    connections.settings[alias] = entry
+    yield alias
+    connections[alias].close()
+    del connections.settings[alias]
+    postgresql_server.drop(name)

@@ -36,7 +36,7 @@ from relay_queue.lab.bench.figures import SPECS
 from relay_queue.lab.drill.results import PROMISES
 from relay_queue.management.commands.runworker import Command as RunWorker
 from relay_queue.models import Job
-from relay_queue.store import faults
+from relay_queue.query import verify_rules
 from relay_queue.task import RelayTask
 from relay_queue.testing import run_pending
 from relay_queue.verdict import Verdict
@@ -549,7 +549,7 @@ def test_every_verdict_is_explained() -> None:
 
 def test_every_fault_that_verify_finds_is_explained() -> None:
     kinds = [code(row[0])[0] for row in rows(page("failures.md"), "Kind", "Meaning")]
-    assert sorted(kinds) == sorted(faults.ADVICE)
+    assert sorted(kinds) == sorted(verify_rules.ADVICE)
 
 
 def test_every_table_is_described() -> None:

@@ -31,8 +31,8 @@ from relay_queue.admin.lists.names import Names
 from relay_queue.admin.lists.walk import Walk
 from relay_queue.admin.reading import WalkingAdmin
 from relay_queue.models import Job, Lease, Queue
+from relay_queue.query import ledger
 from relay_queue.states import State
-from relay_queue.store import verdicts
 
 OF_LEASES: Final = frozenset({"last_attempt", "verdict"})
 """Columns that show what the ledger tells."""
@@ -82,7 +82,7 @@ class JobList(WalkingAdmin):
         if may_see_leases:
             newest = sight.leases(request, self.admin_site).filter(job=OuterRef("pk"))
             newest_id = Subquery(newest.order_by("-id").values("pk")[:1])
-            jobs = verdicts.annotate(jobs).annotate(newest_lease_id=newest_id)
+            jobs = ledger.annotate_verdict(jobs).annotate(newest_lease_id=newest_id)
         rows: dict[int, Any] = {job.pk: job for job in jobs.defer("payload", "result")}
         leases = self._leases(request, rows.values()) if may_see_leases else {}
         aging = Queue.objects.using(conf.get().database).values_list("name", "aging_seconds")

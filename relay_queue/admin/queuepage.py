@@ -15,10 +15,10 @@ from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, counted, linked
 from relay_queue.admin.facts import Fact
 from relay_queue.models import Job, Queue, Worker
+from relay_queue.query import history, looks, status
+from relay_queue.query.history import RecentStats
+from relay_queue.query.status import LOOKED_AT_FOR_OLDEST, QueueStatus
 from relay_queue.states import State
-from relay_queue.store import inspect, minutes, standing
-from relay_queue.store.minutes import Recent
-from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus
 
 MOST_NEXT: Final = 5
 NEXT_LOOKED_AT: Final = 100
@@ -39,7 +39,7 @@ class Waiting:
 
 def context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
     """Return what the template of the page needs."""
-    now = inspect.now()
+    now = looks.now()
     return {
         "queue": queue,
         "badge": claims(queue),
@@ -55,19 +55,19 @@ def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -
         limits = ((_("Capacity"), queue.capacity), (_("Max running"), queue.max_running))
         shown = [Fact(name, _("no limit") if n is None else words.number(n)) for name, n in limits]
         return {"may_see_counts": False, "facts": [*shown, *_settings(queue, now)]}
-    status = standing.of_queue(queue, now)
-    hour = minutes.recent(now, queue=queue.pk)
+    found = status.queue_status(queue, now)
+    hour = history.recent(now, queue=queue.pk)
     return {
         "may_see_counts": True,
-        "capacity": panels.capacity_meter(status.unfinished, queue.capacity),
-        "running": panels.running_meter(status.counts.get(State.RUNNING, 0), queue.max_running),
-        "facts": [_oldest_wait(status), *_settings(queue, now)],
+        "capacity": panels.capacity_meter(found.unfinished, queue.capacity),
+        "running": panels.running_meter(found.counts.get(State.RUNNING, 0), queue.max_running),
+        "facts": [_oldest_wait(found), *_settings(queue, now)],
         "depths": [
-            (badges.state_badge(state), counted(status.counts.get(state, 0), address))
+            (badges.state_badge(state), counted(found.counts.get(state, 0), address))
             for state in State
             for address in [links.jobs(state, queue.pk)]
         ],
-        "pieces": panels.pieces(status),
+        "pieces": panels.pieces(found),
         "lately": _lately(hour),
         "chart": charts.throughput(
             "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
@@ -82,9 +82,9 @@ def claims(queue: Queue) -> SafeString:
     return badges.badge("paused", _("Paused"), badges.PAUSE)
 
 
-def _oldest_wait(status: QueueStatus) -> Fact:
-    waited = words.duration(status.oldest_wait_seconds)
-    if status.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST:
+def _oldest_wait(found: QueueStatus) -> Fact:
+    waited = words.duration(found.oldest_wait_seconds)
+    if found.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST:
         waited = f"≥ {waited}"
     return Fact(_("Oldest wait"), waited)
 
@@ -99,8 +99,8 @@ def _settings(queue: Queue, now: datetime) -> list[Fact]:
     return [*facts, Fact(_("Created"), cells.ago(queue.created_at, now))]
 
 
-def _lately(hour: Recent) -> list[Fact]:
-    done = minutes.total(hour.spans)
+def _lately(hour: RecentStats) -> list[Fact]:
+    done = history.total(hour.spans)
     facts = [
         Fact(_("Succeeded"), words.number(done.succeeded)),
         Fact(_("Failed attempts"), f"{words.number(done.failed)} ({_share(done.failure_rate)})"),
@@ -121,7 +121,7 @@ def _next(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> di
     """Return the jobs next in line, for those who may view jobs."""
     if not sight.may_view(request, links.site, Job):
         return {"may_see_jobs": False}
-    pks = standing.next_in_line(queue.pk, NEXT_LOOKED_AT)
+    pks = status.next_in_line(queue.pk, NEXT_LOOKED_AT)
     jobs = sight.jobs(request, links.site).defer("payload", "result")
     if not sight.limits_jobs(request, links.site):
         pks = pks[:MOST_NEXT]

@@ -16,9 +16,9 @@ from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.facts import Fact
 from relay_queue.admin.lists import names
 from relay_queue.models import Lease, Worker
+from relay_queue.query import history, looks, status
+from relay_queue.query.history import RecentStats
 from relay_queue.states import WorkerOrder
-from relay_queue.store import inspect, minutes, standing
-from relay_queue.store.minutes import Recent
 
 MOST_OPEN: Final = 100
 MOST_ENDED: Final = 20
@@ -26,7 +26,7 @@ MOST_ENDED: Final = 20
 
 def context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, Any]:
     """Return what the template of the page needs."""
-    now = inspect.now()
+    now = looks.now()
     return {
         "worker": worker,
         "badge": panels.worker_badge(worker, _since(worker.heartbeat_at, now)),
@@ -44,7 +44,7 @@ def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> 
     if not sight.counters_tell(request, links.site, Worker):
         seen = names.shown(request, links.site).queues
         return {"may_see_counts": False, "serves": _linked(seen, queues, links) if queues else []}
-    hour = minutes.recent(now, worker_id=worker.pk)
+    hour = history.recent(now, worker_id=worker.pk)
     return {
         "may_see_counts": True,
         "serves": _linked(queues, queues, links),
@@ -68,7 +68,7 @@ def _leases(request: HttpRequest, worker: Worker, now: datetime, links: Links) -
     leases = attempts.leases(request, links.site)
     held = leases.filter(worker=worker.pk, ended_at__isnull=True)
     found = sorted(held.order_by("expires_at")[: MOST_OPEN + 1], key=lambda each: each.acquired_at)
-    ended = attempts.read(leases, standing.last_ended(worker, MOST_ENDED))
+    ended = attempts.read(leases, status.recent_leases(worker, MOST_ENDED))
     return {
         "may_see_leases": True,
         "held": attempts.rows(found[:MOST_OPEN], now, links),
@@ -109,10 +109,10 @@ def _facts(worker: Worker, now: datetime) -> list[Fact]:
     return facts
 
 
-def _totals(worker: Worker, hour: Recent) -> list[Fact]:
+def _totals(worker: Worker, hour: RecentStats) -> list[Fact]:
     ended = worker.succeeded + worker.failed
     share = worker.failed / ended if ended else None
-    lately = minutes.total(hour.spans)
+    lately = history.total(hour.spans)
     return [
         Fact(_("Claimed"), words.number(worker.claimed)),
         Fact(_("Succeeded"), words.number(worker.succeeded)),

@@ -28,7 +28,7 @@ from relay_queue.cli.output import Style, short
 from relay_queue.db import replaced
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Worker
-from relay_queue.store import report
+from relay_queue.query import looks, status
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.sessions import lock_key
 from relay_queue.wakeup.files import database_path
@@ -262,7 +262,7 @@ def _gate() -> Iterator[Finding]:
 
 def _workers() -> Iterator[Finding]:
     path = database_path(conf.get().database)
-    live = [w for w in report.workers(store.inspect.now()) if w.row.stopped_at is None]
+    live = [w for w in status.workers(looks.now()) if w.row.stopped_at is None]
     if not live:
         hint = "Jobs wait until one is started: manage.py runworker."
         yield Finding("workers", "warn", "no worker is running", hint)
@@ -284,7 +284,7 @@ def _verdict(path: str | None, worker: Worker) -> Liveness:
         key = lock_key(worker.incarnation)
         if key is None:
             return Liveness.UNKNOWN
-        free = store.inspect.unlocked([key])
+        free = looks.unlocked([key])
         return Liveness.DEAD if free else Liveness.ALIVE
     return Liveness.UNKNOWN if path is None else _probe(path, worker)
 
@@ -310,7 +310,7 @@ def _judge_worker(verdict: Liveness, age: float, text: str) -> tuple[Level, str,
 
 
 def _clock() -> Iterator[Finding]:
-    now = store.inspect.now()
+    now = looks.now()
     newest = Worker.objects.using(conf.get().database).order_by("-heartbeat_at").first()
     ahead = 0.0 if newest is None else _seconds(newest.heartbeat_at, now)
     text = f"{now:%Y-%m-%d %H:%M:%S} UTC"

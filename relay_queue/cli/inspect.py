@@ -16,9 +16,9 @@ from relay_queue.cli.jobs import whole
 from relay_queue.cli.output import short
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
+from relay_queue.query import ledger, status
+from relay_queue.query.ledger import Story
 from relay_queue.states import State
-from relay_queue.store import report
-from relay_queue.store.report import Story
 from relay_queue.wakeup.files import database_path
 
 HELP = (
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Inspect one job, or everything."""
     if options.job is not None:
-        _show_story(report.story(options.job), out)
+        _show_story(ledger.story(options.job), out)
         return 0
     path = database_path(conf.get().database)
     # Before anything connects: opening the database would repair the end of its log.
@@ -47,9 +47,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     file = None if path is None else _file_facts(path)
     found = server.read()
     tables = None if found is None else server.tables()
-    status = report.status()
-    queues = {queue.name: queue.counts for queue in status.queues}
-    ledger = report.ledger_totals()
+    standing = status.read_status()
+    queues = {queue.name: queue.counts for queue in standing.queues}
+    totals = ledger.ledger_totals()
     out.data(
         {
             "file": file,
@@ -57,9 +57,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
             "server": found and asdict(found),
             "tables": tables,
             "jobs": queues,
-            "ledger": ledger.outcomes,
-            "refused": ledger.refused,
-            "verdicts": status.verdicts,
+            "ledger": totals.outcomes,
+            "refused": totals.refused,
+            "verdicts": standing.verdicts,
         }
     )
     if file is not None and log is not None:
@@ -71,10 +71,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
         _show_server(found, tables, out)
     _show_jobs(queues, out)
     out.line()
-    out.table(["leases", "outcome"], [[n, name] for name, n in ledger.outcomes.items()], "Ledger")
-    out.line(f"late returns, refused: {ledger.refused:,}")
+    out.table(["leases", "outcome"], [[n, name] for name, n in totals.outcomes.items()], "Ledger")
+    out.line(f"late returns, refused: {totals.refused:,}")
     out.line()
-    rows = [[n, str(verdict.label)] for verdict, n in status.verdicts.items() if n]
+    rows = [[n, str(verdict.label)] for verdict, n in standing.verdicts.items() if n]
     out.table(["jobs", "verdict"], rows, "Verdicts")
     return 0
 

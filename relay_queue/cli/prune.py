@@ -9,6 +9,7 @@ from typing import Final
 from relay_queue import conf, store
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
+from relay_queue.query import looks
 from relay_queue.states import State
 
 HELP = (
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Prune, and show how much went."""
-    now = store.inspect.now()
+    now = looks.now()
     deleted: dict[str, int] = {}
     for state, seconds in _ages(options.state, options.older_than).items():
         deleted[state.value] = _prune_jobs(state, now - timedelta(seconds=seconds))

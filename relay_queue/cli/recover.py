@@ -12,6 +12,7 @@ from django.db import connections
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
+from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Recovered
 from relay_queue.worker.hindrance import in_one_line
@@ -106,7 +107,7 @@ def _find(siblings: DeadSiblings) -> None:
 
 def _recount() -> list[str]:
     """Set the counters of all queues, each in a transaction of its own; return their names."""
-    queues = store.inspect.look().queues
+    queues = looks.read_queues().queues
     for queue in queues:
         with store.transaction() as tx:
             store.recount(tx, queue)

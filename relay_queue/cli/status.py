@@ -9,9 +9,9 @@ from typing import Any
 from relay_queue.cli import durations
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
+from relay_queue.query import status
+from relay_queue.query.status import QueueStatus, Status, WorkerStatus
 from relay_queue.states import State, WorkerOrder
-from relay_queue.store import report
-from relay_queue.store.report import QueueStatus, Status, WorkerStatus
 from relay_queue.verdict import Verdict
 
 HELP = (
@@ -61,11 +61,11 @@ def _pause(text: str) -> float:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Show the status once, or again and again."""
-    _show(report.status(), out)
+    _show(status.read_status(), out)
     while options.watch is not None:
         time.sleep(options.watch)
         out.line()
-        _show(report.status(), out)
+        _show(status.read_status(), out)
     return 0
 
 

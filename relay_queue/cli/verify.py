@@ -10,8 +10,8 @@ from itertools import groupby
 
 from relay_queue import conf
 from relay_queue.cli.base import Output, add_json
-from relay_queue.store.faults import Fault
-from relay_queue.store.verify import Verification, verify
+from relay_queue.query.verify import Verification, verify
+from relay_queue.query.verify_rules import Fault
 from relay_queue.wakeup.files import database_path
 
 HELP = (

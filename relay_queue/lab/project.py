@@ -40,6 +40,7 @@ from relay_queue.lab.settings import (
     USE_VARIABLE,
 )
 from relay_queue.models import Job, Lease, QueueCount, Worker
+from relay_queue.query import looks
 from relay_queue.states import State
 from relay_queue.task import Call
 from relay_queue.wakeup import ring_on_commit
@@ -362,7 +363,7 @@ class ScratchProject:
     def wait_expiry(self, job_id: int) -> None:
         """Wait until the time of the first attempt is over, by the clock that leases follow."""
         lease = self.ledger(job_id)[0]
-        self.wait("the end of the lease", lambda: lease.expires_at < store.inspect.now())
+        self.wait("the end of the lease", lambda: lease.expires_at < looks.now())
 
     # -- observing
 

@@ -10,7 +10,6 @@ Nothing outside this package writes the tables, and no statement here changes a 
 its id alone: each names the state, or the token, that it expects.
 """
 
-from relay_queue.store import inspect
 from relay_queue.store.bulk import (
     NewBulkAct,
     cancel_bulk,
@@ -102,7 +101,6 @@ __all__ = [
     "heartbeat",
     "hold_limits",
     "in_transaction",
-    "inspect",
     "job_of_lease",
     "nack",
     "order_workers",

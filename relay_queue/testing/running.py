@@ -15,6 +15,7 @@ from relay_queue.backend import RelayBackend
 from relay_queue.compat import AnyResult
 from relay_queue.context import JobContext
 from relay_queue.models import Job
+from relay_queue.query import looks
 from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
 from relay_queue.worker import report
@@ -86,7 +87,7 @@ def _run_next(queue: str | None) -> bool:
     """Run the next job; False if there is none. One at a time, so that no lease grows old."""
     with store.transaction(rings=False) as tx:
         store.promote(tx)
-        queues = sorted(store.inspect.ready_queues()) if queue is None else [queue]
+        queues = sorted(looks.ready_queues()) if queue is None else [queue]
         claims = store.claim(tx, worker_id=None, queues=queues, limit=1)
     follow_threads()
     for claim in claims:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay_queue import store
+from relay_queue.query import looks
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.pace import Pace
 from relay_queue.worker.timers import Timers
@@ -51,7 +51,7 @@ class Listening:
 
     def _glance(self) -> None:
         """What a ring can mean, in as few reads as possible: the way of a job to its function."""
-        ready = store.inspect.ready_queues()
+        ready = looks.ready_queues()
         if ready - self._known:
             self._look()  # a queue that was not there before
             return
@@ -60,10 +60,10 @@ class Listening:
             self._pace.expect()  # when the next job is due can wait for the next probe
         else:
             self._pace.see_none()
-            self._timers.plan(*store.inspect.next_times())
+            self._timers.plan(*looks.next_times())
 
     def _look(self) -> None:
-        found = store.inspect.look()
+        found = looks.read_queues()
         self._rung = self.owes_glance = False
         self._timers.looked()
         self._timers.plan(found.next_due_at, found.next_expiry_at, found.now)

@@ -15,6 +15,7 @@ from django.db import Error
 
 from relay_queue import conf, store
 from relay_queue.context import TIMED_OUT, JobContext
+from relay_queue.query import looks
 from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.database import Database
@@ -177,10 +178,10 @@ class Loop:
     def _check_leases(self) -> None:
         if self.in_doubt:
             known = self.leases.ids() | self.slots.running.keys()
-            self.outcomes.disown(store.inspect.leases_of(self.identity.worker_id), known)
+            self.outcomes.disown(looks.leases_of(self.identity.worker_id), known)
             self.in_doubt = False
         held = self.leases.ids()
-        for lease_id in held - store.inspect.open_leases(held):
+        for lease_id in held - looks.open_leases(held):
             self._lose(lease_id, "the job was cancelled, or another ended its lease")
 
     def _reopened(self) -> None:
@@ -193,7 +194,7 @@ class Loop:
     def _probe(self) -> None:
         """See who has died, and when the next lease ends: others claim without ringing us."""
         self.timers.probed()
-        self.timers.plan(*store.inspect.next_times())
+        self.timers.plan(*looks.next_times())
         self.dead.find(conf.get().database, self.identity.worker_id)
         if self.dead.suspects:
             self.timers.probe_in(CONFIRM_SECONDS)
@@ -465,7 +466,7 @@ class Loop:
         busy = not self.options.drain or self.pace.more or self.timers.due
         if busy or not self.database.usable():
             return False
-        return store.inspect.busy_queues(self.backends).isdisjoint(
+        return looks.busy_queues(self.backends).isdisjoint(
             self.options.served(self.listening.queues)
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay_queue import store
+from relay_queue.query import looks
 from relay_queue.states import WorkerOrder
 
 
@@ -34,5 +34,5 @@ class Orders:
 
     def read(self) -> bool:
         """Read the order, and say whether it is another than before."""
-        before, self._order = self._order, store.inspect.order_of(self._worker_id)
+        before, self._order = self._order, looks.order_of(self._worker_id)
         return self._order != before

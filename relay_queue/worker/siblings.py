@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from relay_queue import store
-from relay_queue.store.inspect import OtherWorker
+from relay_queue.query import looks
+from relay_queue.query.looks import OtherWorker
 from relay_queue.store.records import Recovered
 from relay_queue.store.sessions import RESTART_GRACE_SECONDS, lock_key, take_locks
 from relay_queue.wakeup.files import database_path
@@ -73,7 +74,7 @@ class DeadSiblings:
         path = database_path(using)
         free: dict[int, float] = {}
         living = 0
-        for worker in store.inspect.live_workers(but=own_id):
+        for worker in looks.live_workers(but=own_id):
             if worker.worker_id not in self.probes and self._lives(worker, path, free):
                 living += 1
                 if living >= watched:
@@ -131,7 +132,7 @@ class DeadSiblings:
         key = lock_key(worker.incarnation)
         if key is None:
             return False
-        if not store.inspect.unlocked([key]):
+        if not looks.unlocked([key]):
             return True
         since = self.suspects.get(worker.worker_id, now)
         if now - since >= CONFIRM_SECONDS:

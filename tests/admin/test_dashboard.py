@@ -16,8 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from relay_queue import clock, store
 from relay_queue.admin import DashboardAdmin
 from relay_queue.models import Dashboard
+from relay_queue.query import status
 from relay_queue.states import State
-from relay_queue.store import overview
 from tests.store import actions
 
 pytestmark = pytest.mark.django_db
@@ -219,7 +219,7 @@ def test_unreadable_database_is_told_apart_from_an_empty_one(
     def fail() -> None:
         raise DatabaseError("disk I/O error")
 
-    monkeypatch.setattr(overview, "read", fail)
+    monkeypatch.setattr(status, "read_overview", fail)
     for path in (LIVE, PAGE):
         response = admin.get(path)
         assert response.status_code == 503

@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 from relay_queue import clock
 from relay_queue.admin.dashboard import page as dashboard
 from relay_queue.models import Worker
-from relay_queue.store.verify import verify
+from relay_queue.query.verify import verify
 from relay_queue.testing import run_pending
 from tests import tasks
 from tests.admin.acting import person

@@ -21,7 +21,7 @@ from relay_queue import store
 from relay_queue.admin.lists import walk
 from relay_queue.admin.lists.changelist import WalkChangeList
 from relay_queue.models import Job, Lease
-from relay_queue.store import verdicts
+from relay_queue.query import ledger
 from relay_queue.verdict import Verdict
 from tests.store import actions
 
@@ -298,7 +298,7 @@ def test_reading_never_asks_for_the_write_lock(admin: Client, crowd: list[int], 
 
 def test_verdict_beside_a_job_is_that_of_its_ledger(admin: Client, crowd: list[int]) -> None:
     for verdict in Verdict:
-        meant = verdicts.filter_by(Job.objects.all(), verdict)
+        meant = ledger.filter_by_verdict(Job.objects.all(), verdict)
         for job in listed(admin, "job", f"verdict={verdict.value}").result_list:
             assert job.verdict == verdict.value
             assert job in meant

@@ -11,8 +11,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from relay_queue import __version__, clock
-from relay_queue.cli import status
-from relay_queue.store import report
+from relay_queue.cli import status as command
+from relay_queue.query import status
 from tests.store import actions
 
 pytestmark = pytest.mark.django_db
@@ -77,7 +77,7 @@ def test_status_never_reads_a_whole_table(busy: None) -> None:
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        report.status()
+        status.read_status()
     for query in queries.captured_queries:
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
@@ -105,7 +105,7 @@ def test_watch_shows_it_again_until_ctrl_c(
         if len(naps) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(status.time, "sleep", nap)
+    monkeypatch.setattr(command.time, "sleep", nap)
     answer = relay("status", "--watch", "5")
     assert naps == [5.0, 5.0, 5.0]
     assert answer.text.count("Relay at ") == 3

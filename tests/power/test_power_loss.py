@@ -17,7 +17,7 @@ from django.db import connections
 
 from relay_queue.db import wal
 from relay_queue.db.wal import read_wal
-from relay_queue.store.verify import verify
+from relay_queue.query.verify import verify
 from tests.power.disk import Disk, Fate
 from tests.power.recording import STAMP, Promises, Recorded, Recording
 

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connection
 
-from relay_queue.store.verify import verify
+from relay_queue.query.verify import verify
 from tests.postgresql import default_is
 from tests.process import settings as process_settings
 from tests.process.farm import Farm

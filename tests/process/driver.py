@@ -79,9 +79,9 @@ def lock_reads(path: str) -> None:
 
     SQLite does so to readers while another process recovers the log after a crash.
     """
-    from relay_queue.store import inspect
+    from relay_queue.query import looks
 
-    look = inspect.look
+    look = looks.read_queues
 
     def locked() -> Any:
         if os.path.exists(path):
@@ -90,7 +90,7 @@ def lock_reads(path: str) -> None:
             raise OperationalError("database is locked") from error
         return look()
 
-    inspect.look = locked
+    looks.read_queues = locked
 
 
 def hang_in_boot(path: str) -> None:

@@ -7,8 +7,8 @@ import time
 from django.contrib.auth.models import Group
 from django.db import transaction
 
-from relay_queue import store
 from relay_queue.models import Job
+from relay_queue.query import looks
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, on_each_engine, writer_taken
@@ -24,7 +24,7 @@ UNTRUE = "Every slot is held"
 
 def over(farm: Farm, job_id: int) -> bool:
     """Whether the last lease of a job has passed."""
-    return farm.leases(job_id)[-1].expires_at <= store.inspect.now()
+    return farm.leases(job_id)[-1].expires_at <= looks.now()
 
 
 @on_each_engine

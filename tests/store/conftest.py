@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from relay_queue import clock
-from tests import postgresql
 from tests.store.actions import Wall, empty
 
 ENGINES = {"sqlite": "default", "postgresql": "postgresql"}
@@ -26,19 +24,6 @@ def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[
     with django_db_blocker.unblock():
         yield
         empty()
-
-
-@pytest.fixture(scope="session")
-def postgresql_alias(postgresql_server: postgresql.Server, worker_id: str) -> Iterator[str]:
-    """Add a database of this process's own to the settings, and return its alias."""
-    alias, name = ENGINES["postgresql"], f"relay_{worker_id}"
-    postgresql_server.create(name)
-    entry = {**connections.settings["default"], **postgresql_server.settings(name), "OPTIONS": {}}
-    connections.settings[alias] = entry
-    yield alias
-    connections[alias].close()
-    del connections.settings[alias]
-    postgresql_server.drop(name)
 
 
 @pytest.fixture(params=list(ENGINES))

@@ -87,11 +87,11 @@ def _prepare(database: dict[str, Any], barrier: Barrier) -> None:
 
 
 def _run(call: Call) -> Any:
-    from relay_queue.store import inspect
+    from relay_queue.query import looks
     from tests.store import racers
 
     name, arguments = call
-    inspect.look()  # connects
+    looks.read_queues()  # connects
     _run.barrier.wait(MEETING_SECONDS)  # type: ignore[attr-defined]
     return getattr(racers, name)(*arguments)
 

@@ -22,6 +22,7 @@ from psycopg.pq import TransactionStatus
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull
 from relay_queue.models import Lease, QueueCount, Worker
+from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
 from relay_queue.store.dialects.prepared import PreparedCursor
@@ -618,11 +619,11 @@ def test_what_is_due_next_is_told_with_the_time_of_the_server(
     enqueue(run_after=datetime.now(UTC) + timedelta(minutes=1))
     behind = timedelta(hours=1)
     monkeypatch.setattr(clock, "now", lambda: datetime.now(UTC) - behind)
-    due_at, expires_at, now = store.inspect.next_times()
+    due_at, expires_at, now = looks.next_times()
     assert abs(now - datetime.now(UTC)) < behind / 2
     assert due_at is not None
     assert expires_at is not None
-    assert store.inspect.look().now >= now
+    assert looks.read_queues().now >= now
 
 
 def test_a_lease_begins_after_the_last_one_of_its_job_has_ended(other: Other) -> None:

@@ -10,7 +10,8 @@ from relay_queue import store
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, QueueCount
 from relay_queue.operations import REQUEUE
-from relay_queue.store import Settlement, inspect
+from relay_queue.query import looks
+from relay_queue.store import Settlement
 from relay_queue.store.operate import recount
 from tests.store.actions import (
     Wall,
@@ -205,6 +206,6 @@ def test_the_query_log_of_debug_mode_changes_nothing(wall: Wall) -> None:
         wall.advance(999)
         do(store.recover_expired)
         do(store.prune, "succeeded", wall.now)
-        assert inspect.look().ready == {"default"}
+        assert looks.read_queues().ready == {"default"}
     assert_counters_exact()
     assert any("relay_queue_lease" in query["sql"] for query in log)

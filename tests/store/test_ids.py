@@ -11,9 +11,10 @@ from relay_queue import store
 from relay_queue.compat import TaskResultDoesNotExist
 from relay_queue.exceptions import JobNotFound
 from relay_queue.operations import CANCEL, REQUEUE
+from relay_queue.query import ledger
 from relay_queue.results import stored_result
 from relay_queue.states import State, WorkerOrder
-from relay_queue.store import bounds, report
+from relay_queue.store import bounds
 from tests.store.actions import claim_one, do, enqueue, nothing_written, read
 
 pytestmark = pytest.mark.usefixtures("wall")
@@ -85,6 +86,6 @@ def test_bulk_acts_that_cannot_be_are_over() -> None:
 def test_the_story_and_the_result_of_a_job_that_cannot_be_are_not_there() -> None:
     for job_id in BEYOND[:3]:
         with pytest.raises(JobNotFound):
-            report.story(job_id)
+            ledger.story(job_id)
         with pytest.raises(TaskResultDoesNotExist):
             stored_result(str(job_id))

@@ -17,7 +17,8 @@ from relay_queue import store
 from relay_queue.admin.lists import names, walks
 from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.walk import Reader
-from relay_queue.store import Settlement, inspect
+from relay_queue.query import looks
+from relay_queue.store import Settlement
 from relay_queue.store.dialects.prepared import PreparedCursor
 from tests.store.actions import (
     Wall,
@@ -91,11 +92,11 @@ def live(wall: Wall) -> None:
     worker_id = register()
     enqueue(queue="q2", idempotency_key="k")
     do(store.enqueue_many, [job(queue="q2", idempotency_key=f"k{n}") for n in range(5)])
-    inspect.look()
+    looks.read_queues()
     taken = claim(16, "q2", "q3", worker_id=worker_id)
     do(store.renew, [(c.lease_id, c.token, 60.0) for c in taken])
-    inspect.open_leases([c.lease_id for c in taken])
-    inspect.leases_of(worker_id)
+    looks.open_leases([c.lease_id for c in taken])
+    looks.leases_of(worker_id)
     words = ("ack", "nack", "snooze", "release") * 3
     do(store.settle, [Settlement(w, *held(c)) for w, c in zip(words, taken[:12], strict=True)])  # type: ignore[arg-type]
     do(store.settle, [Settlement("ack", *held(taken[0]))])

@@ -17,7 +17,8 @@ from django.db import connection
 
 from relay_queue import store
 from relay_queue.models import Queue, Worker
-from relay_queue.store import Settlement, inspect, standing
+from relay_queue.query import looks, status
+from relay_queue.store import Settlement
 from tests.store.actions import (
     Wall,
     ack,
@@ -153,7 +154,7 @@ def _refuse(wall: Wall) -> None:
 
 
 def _watch(wall: Wall) -> None:
-    assert next(inspect.live_workers(but=0))
+    assert next(looks.live_workers(but=0))
 
 
 def _renew(wall: Wall) -> None:
@@ -186,8 +187,8 @@ def _prune(wall: Wall) -> None:
 
 
 def _look(wall: Wall) -> None:
-    inspect.look()
-    inspect.open_leases([c.lease_id for c in claim(3, "q2")])
+    looks.read_queues()
+    looks.open_leases([c.lease_id for c in claim(3, "q2")])
 
 
 def _cancel(wall: Wall) -> None:
@@ -195,10 +196,10 @@ def _cancel(wall: Wall) -> None:
 
 
 def _stand(wall: Wall) -> None:
-    assert standing.next_in_line("q2", 3)
+    assert status.next_in_line("q2", 3)
     worker = Worker.objects.earliest("id")
-    assert standing.last_ended(worker, 3)
-    standing.of_queue(Queue.objects.get(pk="q2"), wall.now)
+    assert status.recent_leases(worker, 3)
+    status.queue_status(Queue.objects.get(pk="q2"), wall.now)
 
 
 # For each: what runs it, how it begins, what else it contains, and the index that it should probe.

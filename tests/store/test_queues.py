@@ -10,7 +10,7 @@ from relay_queue import store
 from relay_queue.exceptions import InvalidJob, UnknownQueue
 from relay_queue.models import Queue
 from relay_queue.operations import REQUEUE
-from relay_queue.store import inspect
+from relay_queue.query import looks
 from tests.store.actions import (
     START,
     Wall,
@@ -133,15 +133,15 @@ def test_a_look_tells_what_there_is_to_do(wall: Wall) -> None:
     enqueue(queue="paused")
     do(store.pause, "paused")
     do(store.set_limits, "running", capacity=None, max_running=2)
-    look = inspect.look()
+    look = looks.read_queues()
     assert look.queues == ["later", "paused", "ready", "running"]
     assert (look.ready, look.limited) == ({"ready"}, {"running"})
     assert (look.next_due_at, look.next_expiry_at) == (after(40), after(20))
-    assert inspect.ready_queues() == {"ready"}
+    assert looks.ready_queues() == {"ready"}
 
 
 def test_a_look_at_nothing_sees_nothing() -> None:
-    look = inspect.look()
+    look = looks.read_queues()
     assert (look.queues, look.ready, look.limited) == ([], set(), set())
     assert (look.next_due_at, look.next_expiry_at) == (None, None)
 
@@ -150,23 +150,23 @@ def test_finished_jobs_and_ended_leases_are_not_looked_at(wall: Wall) -> None:
     enqueue()
     ack(claim_one())
     cancel(enqueue(run_after=after(5)))
-    look = inspect.look()
+    look = looks.read_queues()
     assert (look.ready, look.next_due_at, look.next_expiry_at) == (set(), None, None)
-    assert inspect.busy_queues() == set()
+    assert looks.busy_queues() == set()
 
 
 def test_a_queue_is_busy_while_jobs_are_ready_running_or_between_attempts(wall: Wall) -> None:
-    assert inspect.busy_queues() == set()
+    assert looks.busy_queues() == set()
     enqueue(run_after=after(5))
-    assert inspect.busy_queues() == set(), "a job for later keeps nobody waiting"
+    assert looks.busy_queues() == set(), "a job for later keeps nobody waiting"
     enqueue()
-    assert inspect.busy_queues() == {"default"}
+    assert looks.busy_queues() == {"default"}
     held = claim_one()
-    assert inspect.busy_queues() == {"default"}
+    assert looks.busy_queues() == {"default"}
     nack(held)
-    assert inspect.busy_queues() == {"default"}
+    assert looks.busy_queues() == {"default"}
     do(store.pause, "default")
-    assert inspect.busy_queues() == set()
+    assert looks.busy_queues() == set()
 
 
 def test_a_queue_is_busy_for_the_backends_of_its_jobs_alone(wall: Wall) -> None:
@@ -177,33 +177,33 @@ def test_a_queue_is_busy_for_the_backends_of_its_jobs_alone(wall: Wall) -> None:
     nack(claim_one("retrying"))
     enqueue(queue="later", backend="mine", run_after=after(5))
     enqueue(queue="others", backend="other")
-    assert inspect.busy_queues(["mine"]) == {"ready", "running", "retrying"}
-    assert inspect.busy_queues(["other"]) == {"others"}
-    assert inspect.busy_queues(["mine", "other"]) == {"ready", "running", "retrying", "others"}
+    assert looks.busy_queues(["mine"]) == {"ready", "running", "retrying"}
+    assert looks.busy_queues(["other"]) == {"others"}
+    assert looks.busy_queues(["mine", "other"]) == {"ready", "running", "retrying", "others"}
 
 
 def test_a_retry_is_the_next_that_is_due(wall: Wall) -> None:
     enqueue(run_after=after(50))
     enqueue()
     nack(claim_one(), delay_seconds=7)
-    assert inspect.look().next_due_at == after(7)
+    assert looks.read_queues().next_due_at == after(7)
 
 
 def test_of_some_leases_the_open_ones_are_told(wall: Wall) -> None:
     enqueue_each(4)
     held = claim(3)
     ids = [c.lease_id for c in held]
-    assert inspect.open_leases([]) == set()
-    assert inspect.open_leases([*ids[:2], 10**9]) == set(ids[:2])
+    assert looks.open_leases([]) == set()
+    assert looks.open_leases([*ids[:2], 10**9]) == set(ids[:2])
     ack(held[0])
     cancel(held[1].job_id)
-    assert inspect.open_leases(ids) == {ids[2]}
+    assert looks.open_leases(ids) == {ids[2]}
 
 
 def test_live_workers_are_those_that_have_not_stopped(wall: Wall) -> None:
     mine, other, stopped = register(), register(lock_device=9, lock_inode=8), register()
     do(store.stop_workers, [stopped], "drained")
-    (found,) = inspect.live_workers(but=mine)
+    (found,) = looks.live_workers(but=mine)
     assert (found.worker_id, found.lock_device, found.lock_inode) == (other, 9, 8)
 
 
@@ -212,9 +212,9 @@ def test_live_workers_come_in_a_ring_and_only_if_their_end_can_be_proven(wall: W
     register(lock_device=None, lock_inode=None)
     for mine in (ids[0], ids[20], ids[-1]):
         place = ids.index(mine)
-        ring = [worker.worker_id for worker in inspect.live_workers(but=mine)]
+        ring = [worker.worker_id for worker in looks.live_workers(but=mine)]
         assert ring == ids[place + 1 :] + ids[:place]
-    assert [worker.worker_id for worker in inspect.live_workers(but=0)] == ids
+    assert [worker.worker_id for worker in looks.live_workers(but=0)] == ids
 
 
 def test_limit_that_is_not_named_stays() -> None:

@@ -9,8 +9,8 @@ from django.db import IntegrityError
 
 from relay_queue import store
 from relay_queue.models import QueueMinute, Worker
+from relay_queue.query import looks
 from relay_queue.states import WorkerOrder
-from relay_queue.store import inspect
 from tests.store.actions import (
     START,
     Wall,
@@ -163,10 +163,10 @@ def test_buckets_never_go_down_as_durations_grow() -> None:
 
 def test_an_order_stands_on_the_row_until_it_is_taken_back(wall: Wall) -> None:
     one, other = register(), register()
-    assert inspect.order_of(one) == ""
+    assert looks.order_of(one) == ""
     wall.advance(5)
     assert do(store.order_workers, [one], WorkerOrder.QUIET) == [one]
-    assert (inspect.order_of(one), inspect.order_of(other)) == ("quiet", "")
+    assert (looks.order_of(one), looks.order_of(other)) == ("quiet", "")
     assert rows(Worker).get(pk=one).ordered_at == after(5)
     assert do(store.order_workers, [one], None) == [one]
     assert rows(Worker).filter(ordered="", ordered_at=None).count() == 2
@@ -185,4 +185,4 @@ def test_workers_that_have_ended_or_are_unknown_take_no_order() -> None:
     do(store.stop_workers, [ended], "stopped")
     assert do(store.order_workers, [one, ended, 10**9], WorkerOrder.STOP) == [one]
     assert do(store.order_workers, [], WorkerOrder.STOP) == []
-    assert inspect.order_of(10**9) == ""
+    assert looks.order_of(10**9) == ""

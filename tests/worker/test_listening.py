@@ -9,6 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from relay_queue import clock, store
+from relay_queue.query import looks
 from relay_queue.worker import timers
 from relay_queue.worker.listening import Listening
 from relay_queue.worker.options import WorkerOptions
@@ -155,7 +156,7 @@ def test_a_glance_that_failed_is_made_again(rig: Rig, monkeypatch: pytest.Monkey
 
     rig.ring()
     with monkeypatch.context() as broken:
-        broken.setattr(store.inspect, "ready_queues", fail)
+        broken.setattr(looks, "ready_queues", fail)
         with pytest.raises(OperationalError):
             rig.turn()
     assert rig.listening.owes_glance

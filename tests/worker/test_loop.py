@@ -15,8 +15,9 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from psycopg.errors import DiskFull, IoError, LockNotAvailable
 
-from relay_queue import clock, store
+from relay_queue import clock
 from relay_queue.models import Job, Lease, Worker
+from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import loop as module
@@ -251,7 +252,7 @@ class Played:
     def __init__(self, line: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
         self.line = line
         self.did: list[str] = []
-        glance = store.inspect.ready_queues
+        glance = looks.ready_queues
 
         def glancing() -> set[str]:
             self.did.append("glance")
@@ -263,7 +264,7 @@ class Played:
                 self.did.append(f"claim {len(done.claims)}")
             return done
 
-        monkeypatch.setattr(store.inspect, "ready_queues", glancing)
+        monkeypatch.setattr(looks, "ready_queues", glancing)
         monkeypatch.setattr(module, "tick", ticking)
 
     def run(self, turns: Callable[[], Iterator[Woken]], **changes: Any) -> None:

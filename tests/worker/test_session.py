@@ -14,7 +14,7 @@ import pytest
 from django.db import connection, transaction
 
 from relay_queue import wakeup
-from relay_queue.store import inspect
+from relay_queue.query import looks
 from relay_queue.wakeup import Session, notify, ring_on_commit
 from relay_queue.worker.hygiene import close_connections
 from tests.conftest import wait_until
@@ -98,12 +98,12 @@ def test_with_polling_there_is_no_session_and_no_ring(session: Session, settings
 def test_its_lock_is_held_for_its_life(
     session: Session, on_server: psycopg.Connection[Any]
 ) -> None:
-    assert (session.held, inspect.unlocked([KEY])) == (True, set())
+    assert (session.held, looks.unlocked([KEY])) == (True, set())
     # Nobody is judged in the first seconds of a server.
-    wait_until(lambda: inspect.unlocked([KEY, KEY + 1]) == {KEY + 1})
+    wait_until(lambda: looks.unlocked([KEY, KEY + 1]) == {KEY + 1})
     session.release()
     session.release()
-    wait_until(lambda: inspect.unlocked([KEY]) == {KEY})
+    wait_until(lambda: looks.unlocked([KEY]) == {KEY})
 
 
 def test_after_its_end_by_the_server_it_is_opened_again_and_hears_again(

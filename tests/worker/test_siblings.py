@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay_queue.store import inspect
-from relay_queue.store.inspect import OtherWorker
+from relay_queue.query import looks, reads
+from relay_queue.query.looks import OtherWorker
 from relay_queue.store.sessions import RESTART_GRACE_SECONDS, lock_key
 from relay_queue.worker import siblings as module
 from relay_queue.worker.liveness import LivenessLock, LockIdentity, Probe, probe
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.django_db
 def free(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Return the keys that nobody holds; a test changes it."""
     keys: set[int] = set()
-    monkeypatch.setattr(inspect, "live_workers", lambda but: [ONE, TWO, FILE, NOTHING])
-    monkeypatch.setattr(inspect, "unlocked", keys.intersection)
+    monkeypatch.setattr(looks, "live_workers", lambda but: [ONE, TWO, FILE, NOTHING])
+    monkeypatch.setattr(looks, "unlocked", keys.intersection)
     return keys
 
 
@@ -61,7 +61,7 @@ def test_a_worker_whose_row_was_altered_is_judged_by_nobody_and_hides_no_other(
     free: set[int], advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     altered = OtherWorker(9, "no hex", None, None, True)
-    monkeypatch.setattr(inspect, "live_workers", lambda but: [altered, TWO])
+    monkeypatch.setattr(looks, "live_workers", lambda but: [altered, TWO])
     dead = DeadSiblings()
     free.add(lock_key(TWO.incarnation) or 0)
     for _ in range(2):
@@ -161,15 +161,15 @@ def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crowd]:
         crowd.probed.append(incarnation)
         return probe(path, incarnation, identity)
 
-    fetch = inspect._fetch
+    fetch = reads.rows
 
-    def fetching(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        rows = fetch(statement, params)
+    def fetching(statement: str, *params: Any) -> list[tuple[Any, ...]]:
+        rows = fetch(statement, *params)
         crowd.read.append(len(rows))
         return rows
 
     monkeypatch.setattr(module, "probe", probing)
-    monkeypatch.setattr(inspect, "_fetch", fetching)
+    monkeypatch.setattr(reads, "rows", fetching)
     yield crowd
     for lock in locks.values():
         lock.release()
@@ -178,7 +178,7 @@ def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crowd]:
 def test_the_work_of_all_idle_workers_grows_with_their_number_only(crowd: Crowd) -> None:
     assert crowd.finders() == {}
     assert len(crowd.probed) == CROWD * WATCHED
-    assert sum(crowd.read) <= CROWD * 2 * inspect.AT_ONCE
+    assert sum(crowd.read) <= CROWD * 2 * looks.AT_ONCE
     assert len(crowd.read) <= CROWD * 2
 
 

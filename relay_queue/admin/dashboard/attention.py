@@ -11,9 +11,8 @@ from django.utils.translation import ngettext
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.dashboard.panels import is_silent, serves
 from relay_queue.admin.words import duration, number
+from relay_queue.query.status import Overview, QueueStatus, WorkerStatus
 from relay_queue.states import State
-from relay_queue.store.overview import Overview
-from relay_queue.store.report import QueueStatus, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from relay_queue.admin.words import clock_time, duration, moment, number
-from relay_queue.store.minutes import Histogram, Span, total, upper_seconds
+from relay_queue.query.history import Bucket, Histogram, total, upper_seconds
 
 HEIGHT: Final = 120
 LEAST_HEIGHT: Final = 2.0
@@ -92,7 +92,7 @@ class Chart:
         return format_html_join("", f'<tr><th scope="row">{{}}</th>{cells}</tr>', self.rows)
 
 
-def throughput(key: str, title: str, spans: Sequence[Span], step: timedelta) -> Chart:
+def throughput(key: str, title: str, spans: Sequence[Bucket], step: timedelta) -> Chart:
     """Draw what succeeded upwards and what failed downwards, one column for each span."""
     up = nice(max((span.tally.succeeded for span in spans), default=0))
     most_failed = max((span.tally.failed for span in spans), default=0)
@@ -158,7 +158,7 @@ def nice(value: float) -> int:
         power *= 10
 
 
-def _throughput(span: Span, zero: float, scale: float) -> Column:
+def _throughput(span: Bucket, zero: float, scale: float) -> Column:
     done, failed = span.tally.succeeded, span.tally.failed
     if not (done or failed):
         return Column("", [])
@@ -173,16 +173,16 @@ def _throughput(span: Span, zero: float, scale: float) -> Column:
     return Column(title, bars)
 
 
-def _throughput_row(span: Span) -> list[str | SafeString]:
+def _throughput_row(span: Bucket) -> list[str | SafeString]:
     counts = (span.tally.succeeded, span.tally.failed, span.tally.retried, span.tally.died)
     return [moment(span.start, clock_time(span.start)), *(number(n) for n in counts)]
 
 
-def _has_any(span: Span) -> bool:
+def _has_any(span: Bucket) -> bool:
     return bool(span.tally.ended or span.tally.died)
 
 
-def _times(spans: Sequence[Span], step: timedelta) -> list[str | SafeString]:
+def _times(spans: Sequence[Bucket], step: timedelta) -> list[str | SafeString]:
     """Label the beginning, the middle and the end of a series."""
     first, middle = spans[0].start, spans[len(spans) // 2].start
     last = spans[-1].start + step

@@ -21,9 +21,9 @@ from relay_queue.admin.dashboard.attention import notices
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import Dashboard, Job, Queue, Worker
-from relay_queue.store import overview
-from relay_queue.store.minutes import Histogram
-from relay_queue.store.overview import Overview
+from relay_queue.query import status
+from relay_queue.query.history import Histogram
+from relay_queue.query.status import Overview
 
 logger = logging.getLogger("relay_queue.admin")
 
@@ -83,13 +83,13 @@ class DashboardAdmin(ReadingAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
-        status = 200
+        code = 200
         try:
-            context |= shown(overview.read(), Links(request, self.admin_site))
+            context |= shown(status.read_overview(), Links(request, self.admin_site))
         except DatabaseError as error:
             logger.warning("The dashboard could not be read: %s", error)
-            status, context["trouble"] = 503, str(error)
-        return TemplateResponse(request, f"admin/relay_queue/{template}", context, status=status)
+            code, context["trouble"] = 503, str(error)
+        return TemplateResponse(request, f"admin/relay_queue/{template}", context, status=code)
 
 
 def shown(found: Overview, links: Links) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def shown(found: Overview, links: Links) -> dict[str, Any]:
         "totals": panels.totals(found, links),
         "charts": [
             charts.throughput("hour", _("Last hour, by minute"), found.hour.spans, MINUTE),
-            charts.throughput("day", _("Last 24 hours, by half hour"), found.day, overview.SPAN),
+            charts.throughput("day", _("Last 24 hours, by half hour"), found.day, status.SPAN),
         ],
         "timings": [
             _timing("wait", _("Wait, last hour"), found.hour.wait),

@@ -15,10 +15,9 @@ from relay_queue.admin.badges import BROKEN, PAUSE, PLAY, SLASHED, badge
 from relay_queue.admin.dashboard.links import Links, counted, linked
 from relay_queue.admin.words import age, duration, moment, number, percent, whole
 from relay_queue.models import Worker
+from relay_queue.query.history import Histogram, Tally
+from relay_queue.query.status import LOOKED_AT_FOR_OLDEST, Overview, QueueStatus, WorkerStatus
 from relay_queue.states import State, WorkerOrder
-from relay_queue.store.minutes import Histogram, Tally
-from relay_queue.store.overview import Overview
-from relay_queue.store.report import LOOKED_AT_FOR_OLDEST, QueueStatus, WorkerStatus
 
 SILENT_SECONDS: Final = 60.0
 """After so long without a heartbeat, six of which are due, a worker is said to be silent."""

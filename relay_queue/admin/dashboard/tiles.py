@@ -13,9 +13,9 @@ from relay_queue.admin.badges import BROKEN, CHECK, CROSS, ICONS, LOOP, PLAY, WA
 from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.dashboard.panels import is_silent
 from relay_queue.admin.words import age, duration, moment, number, percent, whole
+from relay_queue.query.history import total
+from relay_queue.query.status import DAY, MOST_INTERRUPTED, Overview
 from relay_queue.states import State
-from relay_queue.store.minutes import total
-from relay_queue.store.overview import DAY, MOST_INTERRUPTED, Overview
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from relay_queue.admin import attempts, badges, cells, sight, texts, words
 from relay_queue.admin.facts import Fact
 from relay_queue.admin.jobpage import payloads, way
 from relay_queue.models import Job, Lease, Queue
+from relay_queue.query import ledger
 from relay_queue.ranking import effective_priority
 from relay_queue.states import State
-from relay_queue.store import report
 from relay_queue.verdict import judge
 
 MOST_ATTEMPTS: Final = 100
@@ -90,7 +90,7 @@ def _ledger(
     return {
         "may_see_leases": True,
         "verdict": cells.verdict_badge(judge(leases), short=False),
-        "because": report.told(shown[::-1]),
+        "because": ledger.told(shown[::-1]),
         "attempts": [_attempt(lease, now, site.name, may_see=may_see) for lease in shown],
         "attempts_in_all": len(leases),
     }

@@ -16,8 +16,8 @@ from rangefilter.filters import DateTimeRangeFilter
 
 from relay_queue.admin.lists import names
 from relay_queue.admin.lists.criteria import Criteria, Span
+from relay_queue.query import ledger
 from relay_queue.states import Outcome, State
-from relay_queue.store import verdicts
 from relay_queue.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class VerdictFilter(Filter):
             return queryset
         if self.value() not in Verdict.values:
             return queryset.none()
-        return verdicts.filter_by(queryset, str(self.value()))
+        return ledger.filter_by_verdict(queryset, str(self.value()))
 
     def tell(self, asked: Criteria) -> None:
         """Ask for the verdict."""

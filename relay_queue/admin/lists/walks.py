@@ -15,9 +15,9 @@ from relay_queue import conf
 from relay_queue.admin.lists.criteria import Criteria, Span
 from relay_queue.admin.lists.names import Names
 from relay_queue.admin.lists.walk import Branch, Walk
+from relay_queue.query.ledger import TROUBLED
 from relay_queue.states import TERMINAL, State
 from relay_queue.store.dialects import dialect_for
-from relay_queue.store.verdicts import TROUBLED
 from relay_queue.verdict import Verdict
 
 JOBS: Final = "relay_queue_job"

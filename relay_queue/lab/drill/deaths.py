@@ -13,8 +13,8 @@ from relay_queue.lab import tasks
 from relay_queue.lab.drill.results import Observation, equal
 from relay_queue.lab.project import ENDED, ScratchProject
 from relay_queue.models import Worker
+from relay_queue.query import ledger
 from relay_queue.states import State
-from relay_queue.store import report
 from relay_queue.verdict import Verdict
 
 NEVER = "never made"
@@ -44,7 +44,7 @@ def after_the_effect(project: ScratchProject) -> Iterator[Observation]:
     yield equal("attempts", project.outcomes(job), ["lost", "acked"])
     yield equal("effects", len(epochs), 2)
     yield equal("under leases of their own", "yes" if epochs == leases else "no", "yes")
-    story = report.story(job)
+    story = ledger.story(job)
     yield equal("the ledger says", str(story.verdict.label), str(Verdict.INTERRUPTED.label))
 
 

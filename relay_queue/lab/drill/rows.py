@@ -19,7 +19,7 @@ from relay_queue.lab.processes import LabError
 from relay_queue.lab.project import ScratchProject
 from relay_queue.lab.server import Server
 from relay_queue.lab.settings import DATABASE_VARIABLE, SERVER_VARIABLE
-from relay_queue.store.verify import verify
+from relay_queue.query.verify import verify
 from relay_queue.wakeup.files import database_path
 
 MOST_SECONDS: Final = 80.0

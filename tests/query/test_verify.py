@@ -15,11 +15,11 @@ from django.db import transaction
 from relay_queue import store
 from relay_queue.db.sqlite3.statements import is_read_only
 from relay_queue.models import Lease
+from relay_queue.query import ledger
+from relay_queue.query import verify as verification
+from relay_queue.query.verify import verify
+from relay_queue.query.verify_rules import ADVICE, Fault
 from relay_queue.states import State
-from relay_queue.store import report
-from relay_queue.store import verify as verification
-from relay_queue.store.faults import ADVICE, Fault
-from relay_queue.store.verify import verify
 from relay_queue.wakeup.files import file_of
 from tests.store.actions import Wall, atomic, connection, register, rows
 
@@ -112,7 +112,7 @@ def test_nothing_is_written_by_looking() -> None:
 
     with connection().execute_wrapper(note):
         assert not verify(file_of(connection())).ok
-        report.ledger_totals()
+        ledger.ledger_totals()
     assert len(statements) > 8
     assert [sql for sql in statements if not is_read_only(sql)] == []
 
@@ -268,7 +268,7 @@ def test_suspect_that_is_sound_at_the_second_look_is_not_named(
         looks.append(job.id)  # type: ignore[attr-defined]
         return [Fault("attempt", "gone at the second look")] if len(looks) <= 3 else []
 
-    monkeypatch.setattr(verification, "judge", suspicious)
+    monkeypatch.setattr(verification, "check_job", suspicious)
     assert verify().ok
     assert looks[:3] == looks[3:]
 

@@ -1,6 +1,6 @@
 """What can be wrong with a stored job, and what to do about each fault.
 
-Pure: `judge` is given a job and its leases as one read found them. Every rule here holds in each
+Pure: `check_job` is given a job and its leases as one read found them. Every rule here holds in each
 committed state of the tables, so a history that the store wrote itself is never condemned. Leases
 are ordered by id and not by their times: the wall clock may have stepped back between two of them.
 """
@@ -129,7 +129,7 @@ class LeaseRow(NamedTuple):
 Leases = Sequence[LeaseRow]
 
 
-def judge(job: JobRow, leases: Leases) -> Iterator[Fault]:
+def check_job(job: JobRow, leases: Leases) -> Iterator[Fault]:
     """Yield the faults of one job, given all its leases in order of id."""
     if job.state not in _STATES:
         yield Fault("unknown_state", f"job {job.id} is in state {job.state!r}", job.id)
@@ -138,7 +138,7 @@ def judge(job: JobRow, leases: Leases) -> Iterator[Fault]:
         yield from rule(job, leases)
 
 
-def _judge_open_leases(job: JobRow, leases: Leases) -> Iterator[Fault]:
+def _check_open_leases(job: JobRow, leases: Leases) -> Iterator[Fault]:
     """A running job has one open lease, any other has none, and only the newest may be open."""
     still_open = [lease for lease in leases if not lease.ended]
     if not still_open:
@@ -160,7 +160,7 @@ def _judge_open_leases(job: JobRow, leases: Leases) -> Iterator[Fault]:
         yield Fault("stray_lease", message, job.id, still_open[-1].id)
 
 
-def _judge_outcomes(job: JobRow, leases: Leases) -> Iterator[Fault]:
+def _check_outcomes(job: JobRow, leases: Leases) -> Iterator[Fault]:
     """A lease that ended has a known outcome, an open one has none, and acks come in time."""
     for lease in leases:
         if bool(lease.ended) != (lease.outcome is not None):
@@ -175,7 +175,7 @@ def _judge_outcomes(job: JobRow, leases: Leases) -> Iterator[Fault]:
             yield Fault("acked_late", message, job.id, lease.id)
 
 
-def _judge_attempts(job: JobRow, leases: Leases) -> Iterator[Fault]:
+def _check_attempts(job: JobRow, leases: Leases) -> Iterator[Fault]:
     """``attempt`` counts the charged leases, each lease knows its number, the budget is kept."""
     charged = 0
     for lease in leases:
@@ -197,7 +197,7 @@ def _judge_attempts(job: JobRow, leases: Leases) -> Iterator[Fault]:
         yield Fault("budget", message, job.id)
 
 
-def _judge_end(job: JobRow, leases: Leases) -> Iterator[Fault]:
+def _check_end(job: JobRow, leases: Leases) -> Iterator[Fault]:
     """A terminal state has a time and fits the newest lease; only success has an ack, just one."""
     terminal = job.state in _TERMINAL
     if terminal != bool(job.finished):
@@ -218,10 +218,10 @@ def _judge_end(job: JobRow, leases: Leases) -> Iterator[Fault]:
 
 
 _RULES: Final[tuple[Callable[[JobRow, Leases], Iterator[Fault]], ...]] = (
-    _judge_open_leases,
-    _judge_outcomes,
-    _judge_attempts,
-    _judge_end,
+    _check_open_leases,
+    _check_outcomes,
+    _check_attempts,
+    _check_end,
 )
 
 # Plain strings: looking up a member of an enumeration costs more than the rules themselves.

@@ -6,7 +6,7 @@ import pytest
 
 from relay_queue import store
 from relay_queue.models import Lease, Queue, Worker
-from relay_queue.store import inspect, report, standing
+from relay_queue.query import looks, status
 from tests.store.actions import (
     Wall,
     ack,
@@ -30,20 +30,20 @@ def test_queue_stands_as_the_report_of_all_queues_says(wall: Wall) -> None:
     do(store.set_limits, "mail", capacity=9)
     do(store.pause, "mail")
     wall.advance(90)
-    now = inspect.now()
-    (expected,) = [queue for queue in report.queues(now) if queue.name == "mail"]
-    assert standing.of_queue(rows(Queue).get(pk="mail"), now) == expected
+    now = looks.now()
+    (expected,) = [queue for queue in status.queues(now) if queue.name == "mail"]
+    assert status.queue_status(rows(Queue).get(pk="mail"), now) == expected
     assert expected.oldest_wait_seconds == 90
     empty = rows(Queue).get(pk="other")
     ack(claim_one("other"))
-    assert standing.of_queue(empty, now).oldest_wait_seconds is None
+    assert status.queue_status(empty, now).oldest_wait_seconds is None
 
 
 def test_next_in_line_are_those_that_will_be_claimed_next() -> None:
     enqueue_each(3, queue="mail", priority=-5)
     urgent = enqueue(queue="mail", priority=9)
     enqueue(queue="other", priority=50)
-    found = standing.next_in_line("mail", 3)
+    found = status.next_in_line("mail", 3)
     assert found[0] == urgent
     assert found == [held.job_id for held in claim(3, "mail")]
 
@@ -61,7 +61,7 @@ def serve(worker_id: int, count: int) -> list[int]:
 def test_last_attempts_of_a_worker_are_found_however_long_ago_it_died(
     wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standing, "LOOKED_AT_FOR_WORKER", 6)
+    monkeypatch.setattr(status, "LOOKED_AT_FOR_WORKER", 6)
     dead, live, idle = register(), register(), register()
     had = serve(dead, 4)
     for _ in range(5):
@@ -69,7 +69,7 @@ def test_last_attempts_of_a_worker_are_found_however_long_ago_it_died(
         do(store.heartbeat, live, store.Totals())
         has = serve(live, 8)
     rows(Lease).filter(pk__in=range(has[0] - 12, has[0], 2)).delete()  # pruned: ids have gaps
-    found = {worker.pk: standing.last_ended(worker, 3) for worker in rows(Worker)}
+    found = {worker.pk: status.recent_leases(worker, 3) for worker in rows(Worker)}
     assert found[dead] == had[::-1][:3]
     assert found[live] == has[::-1][:3]
     assert found[idle] == []
@@ -77,8 +77,8 @@ def test_last_attempts_of_a_worker_are_found_however_long_ago_it_died(
 
 def test_open_leases_are_not_among_the_last_attempts() -> None:
     worker_id = register()
-    assert standing.last_ended(rows(Worker).get(), 3) == [], "the ledger is empty"
+    assert status.recent_leases(rows(Worker).get(), 3) == [], "the ledger is empty"
     had = serve(worker_id, 1)
     enqueue()
     claim_one(worker_id=worker_id)
-    assert standing.last_ended(rows(Worker).get(), 3) == had
+    assert status.recent_leases(rows(Worker).get(), 3) == had

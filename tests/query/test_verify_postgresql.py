@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 
 from relay_queue import payload as payload_codec
-from relay_queue.store.verify import verify
+from relay_queue.query.verify import verify
 from tests.store.actions import connection, enqueue_each
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

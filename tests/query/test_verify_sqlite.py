@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay_queue.store.verify import Verification, verify
+from relay_queue.query.verify import Verification, verify
 from tests.conftest import Project
+from tests.query.test_verify import faults, run
 from tests.store.actions import connection, enqueue_each
-from tests.store.test_verify import faults, run
 
 ENQUEUE = """
 from relay_queue import store
@@ -27,7 +27,7 @@ AND_VANISH = "import os; os._exit(0)\n"
 
 VERIFY = """
 import json, sys
-from relay_queue.store.verify import verify
+from relay_queue.query.verify import verify
 answer = verify(sys.argv[1])
 print(json.dumps({"kinds": [f.kind for f in answer.faults], "notes": answer.notes,
                   "messages": [f.message for f in answer.faults], "jobs": answer.jobs}))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from relay_queue.store import reads
+from relay_queue.query import reads
 
 BY_MINUTE = """
     SELECT minute, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
@@ -108,7 +108,7 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Span:
+class Bucket:
     """One bar of a series: what was done from ``start`` on, until the next bar starts."""
 
     start: datetime
@@ -116,10 +116,10 @@ class Span:
 
 
 @dataclass(slots=True)
-class Recent:
+class RecentStats:
     """The last minutes in detail: each minute, each queue, and all waits and runs."""
 
-    spans: list[Span]
+    spans: list[Bucket]
     queues: dict[str, Tally] = field(default_factory=dict)
     wait: Histogram = field(default_factory=Histogram)
     run: Histogram = field(default_factory=Histogram)
@@ -130,7 +130,7 @@ def upper_seconds(slot: int) -> float:
     return float(2**slot) / 1_000_000 if slot else 0.0
 
 
-def total(spans: Iterable[Span]) -> Tally:
+def total(spans: Iterable[Bucket]) -> Tally:
     """Add up a series."""
     sum_of_all = Tally()
     for span in spans:
@@ -139,7 +139,7 @@ def total(spans: Iterable[Span]) -> Tally:
     return sum_of_all
 
 
-def series(now: datetime, width: timedelta, length: int) -> list[Span]:
+def series(now: datetime, width: timedelta, length: int) -> list[Bucket]:
     """Return what was done in the last ``length`` spans of ``width``, the present one last.
 
     ``width`` is in whole minutes and divides a day.
@@ -149,7 +149,7 @@ def series(now: datetime, width: timedelta, length: int) -> list[Span]:
     return spans
 
 
-def recent(now: datetime, minutes: int = 60, **of: Any) -> Recent:
+def recent(now: datetime, minutes: int = 60, **of: Any) -> RecentStats:
     """Return the last minutes in detail, the present one included.
 
     ``queue=`` and ``worker_id=`` keep those of one queue or of one worker.
@@ -158,7 +158,7 @@ def recent(now: datetime, minutes: int = 60, **of: Any) -> Recent:
     only = "".join(f" AND {name} = %s" for name in of)
     rows = _rows(IN_DETAIL + only, spans[0].start, *of.values())
     _fill(spans, (row[:5] for row in rows))
-    found = Recent(spans)
+    found = RecentStats(spans)
     for _, succeeded, failed, retried, died, queue, *_texts in rows:
         found.queues.setdefault(queue, Tally()).add(succeeded, failed, retried, died)
     found.wait.add([row[6] for row in rows])
@@ -174,11 +174,11 @@ def events_since(moment: datetime) -> dict[str, dict[str, int]]:
     }
 
 
-def empty_series(now: datetime, width: timedelta, length: int) -> list[Span]:
+def empty_series(now: datetime, width: timedelta, length: int) -> list[Bucket]:
     """Return the spans of a series with nothing in them."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     last = now - (now - midnight) % width
-    return [Span(last - width * back) for back in reversed(range(length))]
+    return [Bucket(last - width * back) for back in reversed(range(length))]
 
 
 def _counts(histograms: list[dict[str, int]]) -> dict[int, int]:
@@ -189,7 +189,7 @@ def _counts(histograms: list[dict[str, int]]) -> dict[int, int]:
     return {int(slot): int(n) for slot, n in sums.items()}
 
 
-def _fill(spans: list[Span], rows: Iterable[tuple[Any, ...]]) -> None:
+def _fill(spans: list[Bucket], rows: Iterable[tuple[Any, ...]]) -> None:
     from_db = reads.dialect().from_db
     starts = [span.start for span in spans]
     for minute, *counts in rows:

@@ -1,4 +1,4 @@
-"""The read side: short looks at the tables that need no write lock."""
+"""What a worker's loop asks: short reads that need no write lock."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db import connections
-
-from relay_queue import clock, conf
+from relay_queue import clock
+from relay_queue.query import reads
 from relay_queue.store import bounds
-from relay_queue.store.dialects import dialect_for
 from relay_queue.store.sessions import TRY_LOCKS
 
 READY_QUEUES = """
@@ -76,8 +74,8 @@ BUSY_WITH = """
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a loop learns from one look: see `look`."""
+class QueueState:
+    """What a loop learns from one look at the queues: see `read_queues`."""
 
     queues: list[str]
     limited: set[str]
@@ -101,20 +99,18 @@ class OtherWorker:
 
 def now() -> datetime:
     """Return the time by the clock that leases follow: on a server, the server's."""
-    connection = connections[conf.get().database]
-    return dialect_for(connection).now(connection)
+    return reads.dialect().now(reads.connection())
 
 
-def look() -> Look:
+def read_queues() -> QueueState:
     """Read all queues, which have ready jobs, and when the next job is due and lease runs out.
 
     Raises the database's error, also if another file is at its path meanwhile.
     """
-    connection = connections[conf.get().database]
-    dialect_for(connection).check_file(connection)
-    names = _fetch(QUEUE_NAMES)
+    reads.dialect().check_file(reads.connection())
+    names = reads.rows(QUEUE_NAMES)
     next_due_at, next_expiry_at, now = next_times()
-    return Look(
+    return QueueState(
         queues=[name for name, _ in names],
         limited={name for name, is_limited in names if is_limited},
         ready=ready_queues(),
@@ -129,8 +125,8 @@ def next_times() -> tuple[datetime | None, datetime | None, datetime]:
 
     All three by the clock of the database: this machine's may be minutes behind it.
     """
-    dialect = dialect_for(connections[conf.get().database])
-    due, expiry = (_fetch(sql.format(clock=dialect.clock)) for sql in (NEXT_DUE, NEXT_EXPIRY))
+    dialect = reads.dialect()
+    due, expiry = (reads.rows(sql.format(clock=dialect.clock)) for sql in (NEXT_DUE, NEXT_EXPIRY))
     readings = [row[1] for row in (*due, *expiry) if row[1] is not None]
     now = clock.of_database(dialect.from_db(readings[-1])) if readings else clock.now()
     return _moment(due, now), _moment(expiry, now), now
@@ -138,7 +134,7 @@ def next_times() -> tuple[datetime | None, datetime | None, datetime]:
 
 def ready_queues() -> set[str]:
     """Return the queues that have ready jobs and are not paused."""
-    return {row[0] for row in _fetch(READY_QUEUES)}
+    return {row[0] for row in reads.rows(READY_QUEUES)}
 
 
 def busy_queues(backends: Sequence[str] | None = None) -> set[str]:
@@ -148,9 +144,9 @@ def busy_queues(backends: Sequence[str] | None = None) -> set[str]:
     jobs are then read until one is found.
     """
     if backends is None:
-        return {row[0] for row in _fetch(BUSY_QUEUES)}
+        return {row[0] for row in reads.rows(BUSY_QUEUES)}
     aliases = ", ".join(["%s"] * len(backends))
-    return {row[0] for row in _fetch(BUSY_WITH.format(aliases=aliases), [*backends] * 3)}
+    return {row[0] for row in reads.rows(BUSY_WITH.format(aliases=aliases), *[*backends] * 3)}
 
 
 def open_leases(lease_ids: Collection[int]) -> set[int]:
@@ -158,17 +154,17 @@ def open_leases(lease_ids: Collection[int]) -> set[int]:
     if not lease_ids:
         return set()
     statement = OPEN_LEASES.format(ids=", ".join(["%s"] * len(lease_ids)))
-    return {row[0] for row in _fetch(statement, list(lease_ids))}
+    return {row[0] for row in reads.rows(statement, *lease_ids)}
 
 
 def leases_of(worker_id: int) -> dict[int, str]:
     """Return the open leases of a worker, with their tokens."""
-    return dict(_fetch(LEASES_OF, [worker_id]))
+    return dict(reads.rows(LEASES_OF, worker_id))
 
 
 def unlocked(keys: Sequence[int]) -> set[int]:
     """Return which of these session locks nobody holds; see `relay_queue.store.sessions`."""
-    return {row[0] for row in _fetch(TRY_LOCKS, [list(keys)])} if keys else set()
+    return {row[0] for row in reads.rows(TRY_LOCKS, list(keys))} if keys else set()
 
 
 def live_workers(but: int) -> Iterator[OtherWorker]:
@@ -181,7 +177,7 @@ def live_workers(but: int) -> Iterator[OtherWorker]:
     for first, end in ((but, bounds.MAX_ID), (0, but)):
         after, full = first, True
         while full:
-            rows = _fetch(LIVE_WORKERS, [after, end, most])
+            rows = reads.rows(LIVE_WORKERS, after, end, most)
             yield from (OtherWorker(*row) for row in rows)
             full = len(rows) == most
             after, most = rows[-1][0] if rows else after, 2 * most
@@ -189,21 +185,14 @@ def live_workers(but: int) -> Iterator[OtherWorker]:
 
 def order_of(worker_id: int) -> str:
     """Return the order that stands on a worker's row; empty without one."""
-    rows = _fetch(ORDER_OF, [worker_id])
+    rows = reads.rows(ORDER_OF, worker_id)
     return str(rows[0][0]) if rows else ""
-
-
-def _fetch(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    with connections[conf.get().database].cursor() as cursor:
-        cursor.execute(statement, params)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
 
 
 def _moment(rows: list[tuple[Any, ...]], now: datetime) -> datetime | None:
     if not rows:
         return None
     try:
-        return dialect_for(connections[conf.get().database]).from_db(rows[0][0])
+        return reads.dialect().from_db(rows[0][0])
     except (ValueError, TypeError):
         return now  # an altered row: whoever acts on it finds out

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from relay_queue import store
-from relay_queue.store import minutes
+from relay_queue.query import history
 from tests.store import actions
 
 MINUTE = timedelta(minutes=1)
@@ -29,7 +29,7 @@ def test_series_adds_up_queues_and_workers_by_span(wall: actions.Wall) -> None:
     note(wall, 0, worker=2, succeeded=5)
     note(wall, 20, succeeded=7)
     note(wall, 24 * 60, succeeded=100)
-    spans = minutes.series(wall(), HALF_HOUR, 48)
+    spans = history.series(wall(), HALF_HOUR, 48)
     assert len(spans) == 48
     assert [(span.tally.succeeded, span.tally.failed) for span in spans[-3:]] == [
         (0, 0),
@@ -37,14 +37,14 @@ def test_series_adds_up_queues_and_workers_by_span(wall: actions.Wall) -> None:
         (12, 1),
     ]
     assert spans[-1].start == actions.START
-    assert minutes.total(spans).succeeded == 19, "a day and no more"
+    assert history.total(spans).succeeded == 19, "a day and no more"
 
 
 def test_recent_minutes_tell_queues_apart(wall: actions.Wall) -> None:
     note(wall, 2, succeeded=3)
     note(wall, 1, queue="media", succeeded=1, failed=3, died=1, retried=2)
     note(wall, 60, succeeded=9)
-    found = minutes.recent(wall())
+    found = history.recent(wall())
     assert [span.tally.succeeded for span in found.spans[-4:]] == [0, 3, 1, 0]
     assert found.queues["media"].failure_rate == 0.75
     assert found.queues["mail"].failure_rate == 0
@@ -52,13 +52,13 @@ def test_recent_minutes_tell_queues_apart(wall: actions.Wall) -> None:
 
 
 def test_nothing_done_has_no_rate_and_no_percentile() -> None:
-    assert minutes.Tally().failure_rate is None
-    assert minutes.Histogram().percentile(0.5) is None
+    assert history.Tally().failure_rate is None
+    assert history.Histogram().percentile(0.5) is None
 
 
 @pytest.mark.parametrize("seconds", [0.000_3, 0.02, 1.0, 90.0, 4_000.0])
 def test_percentile_lies_in_the_bucket_of_the_duration(seconds: float) -> None:
-    histogram = minutes.Histogram({store.bucket(seconds): 10})
+    histogram = history.Histogram({store.bucket(seconds): 10})
     for share in (0.01, 0.5, 0.99, 1.0):
         estimate = histogram.percentile(share)
         assert estimate is not None
@@ -66,7 +66,7 @@ def test_percentile_lies_in_the_bucket_of_the_duration(seconds: float) -> None:
 
 
 def test_percentiles_follow_the_counts() -> None:
-    histogram = minutes.Histogram({store.bucket(0.001): 98, store.bucket(10.0): 2})
+    histogram = history.Histogram({store.bucket(0.001): 98, store.bucket(10.0): 2})
     half, most = histogram.percentile(0.5), histogram.percentile(0.99)
     assert half is not None
     assert most is not None
@@ -76,6 +76,6 @@ def test_percentiles_follow_the_counts() -> None:
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"3": null}', "{"])
 def test_altered_histogram_is_left_out(text: str) -> None:
-    histogram = minutes.Histogram({3: 1})
+    histogram = history.Histogram({3: 1})
     histogram.add(['{"3": 1}', text, '{"4": 2}'])
     assert histogram.counts == {3: 2, 4: 2}

@@ -21,10 +21,10 @@ from relay_queue import conf
 from relay_queue import payload as payload_codec
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease, QueueCount, Worker
-from relay_queue.store import reads
+from relay_queue.query import reads
+from relay_queue.query.verify_rules import Fault, JobRow, LeaseRow, check_job
 from relay_queue.store.bounds import is_incarnation
 from relay_queue.store.dialects import dialect_for
-from relay_queue.store.faults import Fault, JobRow, LeaseRow, judge
 
 JOBS_PER_RANGE: Final = 5_000
 PAYLOAD_CHARS_PER_RANGE: Final = 16 * 1024 * 1024
@@ -270,11 +270,11 @@ def _payload_faults(after: int, end: int) -> Iterator[Fault]:
 def _ledger_faults(after: int, end: int) -> Iterator[Fault]:
     """Yield what the rules find, in a second look at the jobs that the first look suspected."""
     with _stream(LEDGER_OF_RANGE, after, end) as rows:
-        suspects = [job.id for job, leases in _ledgers(rows) if any(judge(job, leases))]
+        suspects = [job.id for job, leases in _ledgers(rows) if any(check_job(job, leases))]
     for job_id in suspects:
         with _stream(LEDGER_OF_RANGE, job_id - 1, job_id) as rows:
             for job, leases in _ledgers(rows):
-                yield from judge(job, leases)
+                yield from check_job(job, leases)
 
 
 def _ledgers(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[JobRow, list[LeaseRow]]]:

@@ -10,7 +10,7 @@ from django.db import connection
 
 from relay_queue import store
 from relay_queue.models import Job
-from relay_queue.store import verdicts
+from relay_queue.query import ledger
 from relay_queue.verdict import Verdict, judge
 from tests.store import actions
 from tests.store.actions import Wall
@@ -73,16 +73,18 @@ def test_filter_and_count_agree_with_the_ledger_of_every_job(wall: Wall, seed: i
     jobs = actions.rows(Job).prefetch_related("leases")
     judged = {job.pk: judge(job.leases.all()) for job in jobs}
     for verdict in Verdict:
-        found = set(verdicts.filter_by(actions.rows(Job), verdict).values_list("pk", flat=True))
+        found = set(
+            ledger.filter_by_verdict(actions.rows(Job), verdict).values_list("pk", flat=True)
+        )
         assert found == {pk for pk, said in judged.items() if said is verdict}, verdict
-    assert {k: n for k, n in verdicts.count().items() if n} == Counter(judged.values())
+    assert {k: n for k, n in ledger.count_verdicts().items() if n} == Counter(judged.values())
 
 
 def test_the_lives_of_the_test_above_end_in_every_verdict(wall: Wall) -> None:
     seen: set[Verdict] = set()
     for seed in SEEDS:
         live(seed, wall)
-        seen |= {verdict for verdict, n in verdicts.count().items() if n}
+        seen |= {verdict for verdict, n in ledger.count_verdicts().items() if n}
         if seen == set(Verdict):
             return
         actions.empty()
@@ -91,14 +93,14 @@ def test_the_lives_of_the_test_above_end_in_every_verdict(wall: Wall) -> None:
 
 def test_an_unknown_verdict_is_an_error(engine: str) -> None:
     with pytest.raises(ValueError, match="twice"):
-        verdicts.filter_by(actions.rows(Job), "twice")
+        ledger.filter_by_verdict(actions.rows(Job), "twice")
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="explains as SQLite does")
 @pytest.mark.parametrize("statement", ["COUNT", "UNTROUBLED_RUNNING"])
 def test_counting_reads_only_the_leases_that_were_not_acked(engine: str, statement: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN QUERY PLAN {getattr(verdicts, statement)}")
+        cursor.execute(f"EXPLAIN QUERY PLAN {getattr(ledger, statement)}")
         steps = [row[3] for row in cursor.fetchall()]
     assert any("relay_lease_not_acked" in step for step in steps), steps
     assert not [

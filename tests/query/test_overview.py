@@ -7,8 +7,8 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from relay_queue import conf, store
+from relay_queue.query import status
 from relay_queue.states import State
-from relay_queue.store import overview
 from tests.store import actions
 from tests.store.test_query_plans_sqlite import plan, statements
 
@@ -25,7 +25,7 @@ def test_jobs_are_counted_over_all_queues(wall: actions.Wall) -> None:
     actions.enqueue_each(2)
     actions.enqueue(queue="mail")
     actions.enqueue(queue="mail", run_after=actions.after(60))
-    found = overview.read()
+    found = status.read_overview()
     assert found.jobs(State.READY) == 3
     assert found.jobs(State.SCHEDULED) == 1
     assert found.jobs(State.DEAD) == 0
@@ -35,7 +35,7 @@ def test_next_due_is_told_apart_by_state(wall: actions.Wall) -> None:
     actions.enqueue(run_after=actions.after(500))
     actions.enqueue()
     actions.nack(actions.claim_one(), delay_seconds=900.0)
-    assert overview.read().next_due == {
+    assert status.read_overview().next_due == {
         "scheduled": actions.after(500),
         "retrying": actions.after(900),
     }
@@ -48,9 +48,9 @@ def test_job_taken_from_its_owner_may_run_twice(wall: actions.Wall) -> None:
         wall.advance(1_000)
         actions.do(store.recover_expired)
         actions.do(store.promote)
-    assert overview.read().interrupted_last_day == 1
+    assert status.read_overview().interrupted_last_day == 1
     wall.advance(86_401)
-    assert overview.read().interrupted_last_day == 0
+    assert status.read_overview().interrupted_last_day == 0
 
 
 def test_late_return_is_counted_for_a_day(wall: actions.Wall) -> None:
@@ -58,22 +58,22 @@ def test_late_return_is_counted_for_a_day(wall: actions.Wall) -> None:
     lease = actions.claim_one()
     actions.cancel(lease.job_id)
     actions.ack(lease)
-    assert overview.read().refused_last_day == 1
+    assert status.read_overview().refused_last_day == 1
     wall.advance(86_401)
-    assert overview.read().refused_last_day == 0
+    assert status.read_overview().refused_last_day == 0
 
 
 def test_number_of_reads_does_not_grow_with_the_data(wall: actions.Wall) -> None:
     connection = connections[conf.get().database]
     with CaptureQueriesContext(connection) as before:
-        overview.read()
+        status.read_overview()
     for n in range(12):
         actions.enqueue(queue=f"q{n}")
         actions.register(name=f"worker-{n}")
         actions.claim_one(f"q{n}")
         actions.enqueue(queue=f"q{n}")
     with CaptureQueriesContext(connection) as after:
-        overview.read()
+        status.read_overview()
     assert 0 < len(after) == len(before) <= 12, "PostgreSQL is asked for its clock as well"
 
 
@@ -88,7 +88,7 @@ def test_no_read_walks_through_jobs_or_leases(wall: actions.Wall, analyzed: bool
         if analyzed:
             cursor.execute("ANALYZE")
     with statements() as noted:
-        overview.read()
+        status.read_overview()
     try:
         steps = [step for statement in noted for step in plan(statement)]
     finally:
@@ -106,5 +106,5 @@ def test_no_read_walks_through_jobs_or_leases(wall: actions.Wall, analyzed: bool
 @only_sqlite
 def test_reading_takes_no_write_lock(wall: actions.Wall) -> None:
     with statements() as noted:
-        overview.read()
+        status.read_overview()
     assert {sql.split()[0] for sql, _ in noted} == {"SELECT"}

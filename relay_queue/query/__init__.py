@@ -1,0 +1,1 @@
+"""Every read of the tables. Nothing here takes the write lock, and the store imports nothing of it."""

@@ -1,0 +1,304 @@
+"""Status: how queues and workers stand, in short reads that cost the same at any size.
+
+They read the counters and probe indexes. Several of them are not one snapshot: that would need a
+transaction, and a page that is looked at must never take the write lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from relay_queue import conf
+from relay_queue.models import Queue, Worker
+from relay_queue.query import history, ledger, looks, reads
+from relay_queue.states import INTERRUPTED, UNFINISHED, State
+from relay_queue.verdict import Verdict
+
+COUNTS = """
+    SELECT queue, state, SUM(n) FROM relay_queue_queuecount
+    GROUP BY queue, state HAVING SUM(n) <> 0 ORDER BY queue
+"""
+"""Read how many jobs each queue has in each state."""
+
+OLDEST_READY = """
+    SELECT q.name, (
+        SELECT min(n.available_at) FROM (
+            SELECT j.available_at FROM relay_queue_job j
+            WHERE j.queue = q.name AND j.state = 'ready' ORDER BY j.rank, j.id LIMIT %s) AS n)
+    FROM (SELECT DISTINCT queue AS name FROM relay_queue_queuecount
+          WHERE state = 'ready' AND n > 0) AS q
+"""
+"""Find since when, in each queue, the oldest of the jobs next in line has been ready."""
+
+OPEN_PER_WORKER = """
+    SELECT worker_id, count(*) FROM relay_queue_lease
+    WHERE ended_at IS NULL AND worker_id IS NOT NULL GROUP BY worker_id
+"""
+"""Count the leases that each worker holds."""
+
+REFUSED_SINCE = "SELECT count(*) FROM relay_queue_lease WHERE refused_at >= %s"
+"""Count the late returns since a time."""
+
+LOOKED_AT_FOR_OLDEST: Final = 1_000
+
+RECENTLY_STOPPED: Final = timedelta(days=1)
+
+MOST_STOPPED_WORKERS: Final = 10
+
+NEXT_DUE = """
+    SELECT state, min(available_at) FROM (
+        SELECT state, available_at FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
+        ORDER BY available_at LIMIT %s) AS waiting
+    GROUP BY state
+"""
+"""Find when the next scheduled and the next retrying job are due, among those that are due first."""
+
+_INTERRUPTED_SQL = ", ".join(f"'{outcome}'" for outcome in INTERRUPTED)
+
+INTERRUPTED_SINCE = f"""
+    SELECT count(DISTINCT job_id) FROM (
+        SELECT job_id FROM relay_queue_lease
+        WHERE outcome IN ({_INTERRUPTED_SQL}) AND ended_at >= %s LIMIT %s) AS cut_short
+"""
+"""Count the jobs that were taken from an owner since a time, by the index of such leases."""
+
+LOOKED_AT_FOR_DUE: Final = 1_000
+
+MOST_INTERRUPTED: Final = 10_000
+"""Where counting ends. So many interruptions in a day are one finding, not ten thousand."""
+
+DAY: Final = timedelta(days=1)
+
+SPAN: Final = timedelta(minutes=30)
+
+COUNTS_OF = """
+    SELECT state, SUM(n) FROM relay_queue_queuecount
+    WHERE queue = %s GROUP BY state HAVING SUM(n) <> 0
+"""
+"""Read how many jobs a queue has in each state."""
+
+OLDEST_OF = """
+    SELECT min(n.available_at) FROM (
+        SELECT available_at FROM relay_queue_job
+        WHERE queue = %s AND state = 'ready' ORDER BY rank, id LIMIT %s) AS n
+"""
+"""Find since when the oldest of the jobs next in line has been ready."""
+
+NEXT_OF = """
+    SELECT id FROM relay_queue_job
+    WHERE queue = %s AND state = 'ready' ORDER BY rank, id LIMIT %s
+"""
+"""Find the jobs that will be claimed next, by the index of ready jobs."""
+
+_IS_LATER = """
+    (SELECT l.acquired_at FROM relay_queue_lease l
+     WHERE l.id >= (low + high) / 2 ORDER BY l.id LIMIT 1) > %s
+"""
+
+LAST_GRANTED_BY = f"""
+    WITH RECURSIVE half (low, high) AS (
+        SELECT CAST(0 AS bigint), COALESCE(MAX(id), 0) + 1 FROM relay_queue_lease
+        UNION ALL
+        SELECT CASE WHEN {_IS_LATER} THEN low ELSE (low + high) / 2 END,
+               CASE WHEN {_IS_LATER} THEN (low + high) / 2 ELSE high END
+        FROM half WHERE high - low > 1
+    )
+    SELECT MIN(high) FROM half
+"""
+"""Find about where in the ledger a time is, by halving: ids grow with the time of the grant."""
+
+ENDED_OF = """
+    SELECT near.id FROM (
+        SELECT id, worker_id, ended_at FROM relay_queue_lease
+        WHERE id <= %s ORDER BY id DESC LIMIT %s) AS near
+    WHERE near.worker_id = %s AND near.ended_at IS NOT NULL LIMIT %s
+"""
+"""Find the last ended leases of a worker among so many leases before one: no index has the worker,
+which would cost every lease two writes more. The order of the inner rows is kept: only so can the walk
+stop at the last one wanted."""
+
+LOOKED_AT_FOR_WORKER: Final = 5_000
+
+AFTER_HEARTBEAT: Final = timedelta(minutes=1)
+"""Nothing is granted to a worker so long after its last heartbeat."""
+
+
+@dataclass(slots=True)
+class QueueStatus:
+    """One queue: its limits, its jobs by state, and for how long its oldest ready job has waited.
+
+    ``oldest_wait_seconds`` is exact up to ``LOOKED_AT_FOR_OLDEST`` ready jobs; in a deeper queue it
+    is the longest wait among those next in line.
+    """
+
+    name: str
+    capacity: int | None = None
+    max_running: int | None = None
+    aging_seconds: float | None = None
+    paused_at: datetime | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    oldest_wait_seconds: float | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that count against the capacity."""
+        return sum(self.counts.get(state, 0) for state in UNFINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker: its row, the leases it holds, and the age of its last heartbeat."""
+
+    row: Worker
+    open_leases: int
+    heartbeat_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How everything stands at ``now``."""
+
+    now: datetime
+    queues: list[QueueStatus]
+    workers: list[WorkerStatus]
+    next_due_at: datetime | None
+    refused_last_day: int
+    verdicts: dict[Verdict, int]
+
+    @property
+    def dead(self) -> int:
+        """Dead letters that wait for an operator."""
+        return sum(queue.counts.get(State.DEAD, 0) for queue in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How everything stands at ``now``, and what was done in the last hour and day.
+
+    ``next_due`` has a time by state, as far as it is among the ``LOOKED_AT_FOR_DUE`` jobs that are
+    due first. ``interrupted_last_day`` counts jobs, up to ``MOST_INTERRUPTED``.
+    """
+
+    now: datetime
+    queues: list[QueueStatus]
+    workers: list[WorkerStatus]
+    hour: history.RecentStats
+    day: list[history.Bucket]
+    next_due: dict[str, datetime]
+    refused_last_day: int
+    interrupted_last_day: int
+
+    def jobs(self, state: str) -> int:
+        """Return how many jobs all queues have in a state."""
+        return sum(queue.counts.get(state, 0) for queue in self.queues)
+
+
+def read_status() -> Status:
+    """Return how queues and workers stand now."""
+    now = looks.now()
+    return Status(
+        now=now,
+        queues=queues(now),
+        workers=workers(now),
+        next_due_at=looks.read_queues().next_due_at,
+        refused_last_day=refused_since(now - timedelta(days=1)),
+        verdicts=ledger.count_verdicts(),
+    )
+
+
+def queues(now: datetime) -> list[QueueStatus]:
+    """Return every queue that has a row or has jobs, by name."""
+    fields = ("capacity", "max_running", "aging_seconds", "paused_at")
+    found = {
+        row.name: QueueStatus(row.name, *(getattr(row, name) for name in fields))
+        for row in Queue.objects.using(_alias())
+    }
+    for queue, state, n in reads.rows(COUNTS):
+        found.setdefault(queue, QueueStatus(queue)).counts[state] = int(n)
+    for name, since in reads.rows(OLDEST_READY, LOOKED_AT_FOR_OLDEST):
+        if since is not None and name in found:
+            found[name].oldest_wait_seconds = waited_seconds(since, now)
+    return [found[name] for name in sorted(found)]
+
+
+def workers(now: datetime) -> list[WorkerStatus]:
+    """Return the workers that have not stopped, then a few that did within a day."""
+    rows = Worker.objects.using(_alias())
+    live = rows.filter(stopped_at__isnull=True).order_by("name", "id")
+    stopped = rows.filter(stopped_at__gte=now - RECENTLY_STOPPED).order_by("-stopped_at", "-id")
+    held = dict(reads.rows(OPEN_PER_WORKER))
+    return [
+        WorkerStatus(row, held.get(row.id, 0), _age(row.heartbeat_at, now))
+        for row in [*live, *stopped[:MOST_STOPPED_WORKERS]]
+    ]
+
+
+def refused_since(moment: datetime) -> int:
+    """Return how many owners came back late since a time and were refused."""
+    ((n,),) = reads.rows(REFUSED_SINCE, reads.dialect().to_db(moment))
+    return int(n)
+
+
+def waited_seconds(since: Any, now: datetime) -> float:
+    """Return how long a job has been ready since a time as the database tells it, in seconds."""
+    return max((now - reads.dialect().from_db(since)).total_seconds(), 0.0)
+
+
+def read_overview() -> Overview:
+    """Read how everything stands now."""
+    now = looks.now()
+    return Overview(
+        now=now,
+        queues=queues(now),
+        workers=workers(now),
+        hour=history.recent(now),
+        day=history.series(now, SPAN, int(DAY / SPAN)),
+        next_due=_next_due(),
+        refused_last_day=refused_since(now - DAY),
+        interrupted_last_day=_interrupted_since(now - DAY),
+    )
+
+
+def queue_status(queue: Queue, now: datetime) -> QueueStatus:
+    """Return how one queue stands; see `queues`."""
+    limits = (queue.capacity, queue.max_running, queue.aging_seconds, queue.paused_at)
+    counts = {state: int(n) for state, n in reads.rows(COUNTS_OF, queue.pk)}
+    ((since,),) = reads.rows(OLDEST_OF, queue.pk, LOOKED_AT_FOR_OLDEST)
+    waited = None if since is None else waited_seconds(since, now)
+    return QueueStatus(queue.pk, *limits, counts, waited)
+
+
+def next_in_line(queue: str, limit: int) -> list[int]:
+    """Return the ids of the jobs of a queue that will be claimed next, in that order."""
+    return [job_id for (job_id,) in reads.rows(NEXT_OF, queue, limit)]
+
+
+def recent_leases(worker: Worker, limit: int) -> list[int]:
+    """Return the ids of the last leases of a worker that ended, the newest first.
+
+    Looked for among the ``LOOKED_AT_FOR_WORKER`` leases that were granted before it fell silent.
+    """
+    moment = reads.dialect().to_db(worker.heartbeat_at + AFTER_HEARTBEAT)
+    ((last,),) = reads.rows(LAST_GRANTED_BY, moment, moment)
+    return [pk for (pk,) in reads.rows(ENDED_OF, last, LOOKED_AT_FOR_WORKER, worker.pk, limit)]
+
+
+def _age(moment: datetime | None, now: datetime) -> float:
+    """Return the seconds since a heartbeat; one that an altered row has no time of is long ago."""
+    return (now - moment).total_seconds() if isinstance(moment, datetime) else now.timestamp()
+
+
+def _alias() -> str:
+    return conf.get().database
+
+
+def _next_due() -> dict[str, datetime]:
+    from_db = reads.dialect().from_db
+    return {state: from_db(moment) for state, moment in reads.rows(NEXT_DUE, LOOKED_AT_FOR_DUE)}
+
+
+def _interrupted_since(moment: datetime) -> int:
+    ((jobs,),) = reads.rows(INTERRUPTED_SINCE, reads.dialect().to_db(moment), MOST_INTERRUPTED)
+    return int(jobs)
