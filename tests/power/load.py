@@ -44,7 +44,6 @@ def work(*arguments: str) -> None:
 def produce(seed: str, rounds: str) -> None:
     """Enqueue jobs of all kinds, few or many in a commit, and cancel some."""
     from relay_queue import clock, store
-    from relay_queue.wakeup import ring_on_commit
 
     dice = random.Random(seed)
     for number in range(int(rounds)):
@@ -56,7 +55,6 @@ def produce(seed: str, rounds: str) -> None:
         later = clock.now() + timedelta(days=1)
         jobs.append(store.prepare(task=f"{TASKS}.succeed", args=["later"], run_after=later))
         with store.transaction() as tx:
-            ring_on_commit("default")
             added = [one.job_id for one in store.enqueue_many(tx, jobs)]
         for job_id in added:
             stamp(what="enqueued", job=job_id)

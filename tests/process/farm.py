@@ -19,7 +19,6 @@ from django.db import connection
 from relay_queue import store
 from relay_queue.lab.project import freeze
 from relay_queue.models import Job, Lease, Worker
-from relay_queue.wakeup import ring_on_commit
 from tests.conftest import Project, wait_until
 from tests.process import settings as process_settings
 
@@ -138,9 +137,8 @@ class Farm(Project):
 
     @staticmethod
     def do(verb: Callable[..., T], *arguments: Any) -> T:
-        """Run a verb of the store in a transaction of its own, and ring like the commands do."""
+        """Run a verb of the store in a transaction of its own."""
         with store.transaction() as tx:
-            ring_on_commit("default")
             return verb(tx, *arguments)
 
     def enqueue(self, chore: Any, *arguments: Any, **options: Any) -> int:
