@@ -25,14 +25,14 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from relay_queue import conf, operations, store
+from relay_queue import conf, operations, store, validation
 from relay_queue.backoff import MAX_DELAY_SECONDS
 from relay_queue.compat import AnyResult, TaskResult, task_backends
 from relay_queue.exceptions import ConfigurationError, InvalidJob, JobNotFound, WaitTimeout, shown
 from relay_queue.operations import JobOperation
 from relay_queue.results import EnqueuedResults, stored_result
 from relay_queue.states import TERMINAL, State
-from relay_queue.store import Changed, bounds
+from relay_queue.store import Changed
 from relay_queue.task import Call
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ FIRST_PAUSE_SECONDS: Final = 0.01
 
 MAX_PAUSE_SECONDS: Final = 1.0
 
-_MAX_DIGITS: Final = len(str(bounds.MAX_ID))
+_MAX_DIGITS: Final = len(str(validation.MAX_ID))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ def _read(job: AnyJob, *names: str) -> dict[str, Any]:
 
     job_id = _id_of(job)
     rows = Job.objects.using(conf.get().database).filter(pk=job_id)
-    found: dict[str, Any] | None = rows.values(*names).first() if bounds.is_id(job_id) else None
+    found: dict[str, Any] | None = rows.values(*names).first() if validation.is_id(job_id) else None
     if found is None:
         raise JobNotFound(job_id)
     return found
@@ -331,7 +331,7 @@ class _Wait:
     """One wait for a job: until when, and how long the next pause is. Sleeping is the caller's."""
 
     def __init__(self, job: AnyJob, timeout_seconds: float) -> None:
-        bounds.seconds("timeout_seconds", timeout_seconds, 0.0, MAX_DELAY_SECONDS)
+        validation.require_seconds("timeout_seconds", timeout_seconds, 0.0, MAX_DELAY_SECONDS)
         self._job_id = _id_of(job)
         self._timeout_seconds = timeout_seconds
         self._deadline = time.monotonic() + timeout_seconds

@@ -56,7 +56,7 @@ MIN_PAYLOAD_BYTES: Final = len(NO_ARGUMENTS)
 class _Agreed(NamedTuple):
     """What all calls of one task have in common; agreed on once for a batch."""
 
-    terms: store.Terms
+    terms: store.JobOptions
     idempotency_key: str | None
     max_payload_bytes: int | None
 
@@ -106,7 +106,7 @@ class RelayBackend(BaseTaskBackend):
         given = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
             queue = next(iter(conf.get().queues or ["default"]))
-            store.terms(task=self.alias, backend=self.alias, queue=queue, **given)
+            store.job_options(task=self.alias, backend=self.alias, queue=queue, **given)
             self._require_payload_limit(self.options.get("max_payload_bytes"))
             if self._rows_in is not None and self._rows_in not in connections.settings:
                 raise InvalidJob(f"enqueue_on_commit is {self._rows_in!r}, not in DATABASES")
@@ -238,10 +238,10 @@ class RelayBackend(BaseTaskBackend):
         task, args, kwargs = call
         terms, key, limit = agreed
         try:
-            job = store.call(terms, args, kwargs, key)
+            job = store.build_job(terms, args, kwargs, key)
         except PayloadError as refusal:
             # The framework also takes text as bytes, and other kinds of sequences and mappings.
-            job = store.call(terms, *_normalized(args, kwargs, refusal), key)
+            job = store.build_job(terms, *_normalized(args, kwargs, refusal), key)
         if limit is not None and len(job.payload) > limit:
             raise PayloadError(
                 f"the arguments of {task.module_path} take {len(job.payload):,} bytes of JSON, and "
@@ -261,7 +261,7 @@ class RelayBackend(BaseTaskBackend):
             self.validate_task(task)  # else its own alias did, when it was made
         resolve(task.module_path, self.alias)
         agreed = _Agreed(
-            store.terms(**self._job_options(task)),
+            store.job_options(**self._job_options(task)),
             getattr(task, "idempotency_key", None),
             self._option(task, "max_payload_bytes"),
         )
@@ -314,7 +314,7 @@ class RelayBackend(BaseTaskBackend):
             raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
         try:
             self._require_payload_limit(self._option(task, "max_payload_bytes"))
-            store.prepare(
+            store.new_job(
                 idempotency_key=getattr(task, "idempotency_key", None), **self._job_options(task)
             )
         except InvalidJob as error:

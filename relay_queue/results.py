@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from relay_queue import conf, payload
+from relay_queue import conf, payload, validation
 from relay_queue.compat import (
     AnyResult,
     TaskError,
@@ -18,7 +18,6 @@ from relay_queue.compat import (
 )
 from relay_queue.exceptions import Cancelled, PayloadError, TimedOut, UnknownTask
 from relay_queue.states import UNCHARGED, Outcome, State
-from relay_queue.store import bounds
 from relay_queue.store.records import Enqueued
 from relay_queue.task import Call, as_enqueued
 
@@ -178,8 +177,8 @@ def _job_id(result_id: str) -> int:
     if not (result_id.isascii() and result_id.isdecimal()):
         raise TaskResultDoesNotExist(result_id)
     # Longer numbers are no ids, and Python refuses to read very long ones.
-    job_id = int(result_id) if len(result_id) <= len(str(bounds.MAX_ID)) else 0
-    if not bounds.is_id(job_id):
+    job_id = int(result_id) if len(result_id) <= len(str(validation.MAX_ID)) else 0
+    if not validation.is_id(job_id):
         raise TaskResultDoesNotExist(result_id)
     return job_id
 

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "signals",
                 "startup",
                 "verdict",
+                "validation",
             }
         ),
     ),

@@ -81,7 +81,7 @@ def test_examples_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(block, path.name, "exec"), vars(module))
     if "TASKS" in vars(module):
         assert module.TASKS["default"]["BACKEND"] == "relay_queue.backend.RelayBackend"
-        store.terms(task="t", **module.TASKS["default"]["OPTIONS"])
+        store.job_options(task="t", **module.TASKS["default"]["OPTIONS"])
         return
     assert Job.objects.exists()
     run_pending()

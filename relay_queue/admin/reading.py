@@ -22,7 +22,7 @@ from relay_queue.admin.lists.changelist import WalkChangeList
 from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.names import Names
 from relay_queue.admin.lists.walk import Walk
-from relay_queue.store.bounds import is_storable
+from relay_queue.validation import is_storable
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

@@ -30,7 +30,7 @@ from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Worker
 from relay_queue.query import looks, status
 from relay_queue.store.dialects import dialect_for
-from relay_queue.store.sessions import lock_key
+from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
 

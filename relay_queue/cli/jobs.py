@@ -16,7 +16,7 @@ from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job
 from relay_queue.operations import JOB_OPERATIONS, REQUEUE, JobOperation
 from relay_queue.states import State
-from relay_queue.store.bounds import MAX_ID, is_storable
+from relay_queue.validation import MAX_ID, is_storable
 
 SHOWN_IDS: Final = 20
 

@@ -20,7 +20,7 @@ from relay_queue.operations import (
     QueueOperation,
 )
 from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS
-from relay_queue.store.operate import LIMITS
+from relay_queue.store.queues import LIMITS
 
 UNBOUNDED: Final = "none"
 

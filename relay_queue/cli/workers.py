@@ -14,7 +14,7 @@ from relay_queue.cli.output import short
 from relay_queue.models import Worker
 from relay_queue.operations import WORKER_OPERATIONS, WorkerOperation
 from relay_queue.states import WorkerOrder
-from relay_queue.store.bounds import is_storable
+from relay_queue.validation import is_storable
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ def freeze(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
         try:
             with store.transaction(wait_seconds=WRITABLE_SECONDS) as tx:
-                store.stand_alone(tx)
+                store.lock_lease_table(tx)
                 return
         except OperationalError:
             os.kill(pid, signal.SIGCONT)

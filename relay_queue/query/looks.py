@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from relay_queue import clock
+from relay_queue import clock, validation
 from relay_queue.query import reads
-from relay_queue.store import bounds
-from relay_queue.store.sessions import TRY_LOCKS
+from relay_queue.store.workers import TRY_LOCKS
 
 READY_QUEUES = """
     SELECT q.name FROM relay_queue_queue q WHERE q.paused_at IS NULL
@@ -163,7 +162,7 @@ def leases_of(worker_id: int) -> dict[int, str]:
 
 
 def unlocked(keys: Sequence[int]) -> set[int]:
-    """Return which of these session locks nobody holds; see `relay_queue.store.sessions`."""
+    """Return which of these session locks nobody holds; see `relay_queue.store.workers`."""
     return {row[0] for row in reads.rows(TRY_LOCKS, list(keys))} if keys else set()
 
 
@@ -174,7 +173,7 @@ def live_workers(but: int) -> Iterator[OtherWorker]:
     read as are asked for, and some.
     """
     most = AT_ONCE
-    for first, end in ((but, bounds.MAX_ID), (0, but)):
+    for first, end in ((but, validation.MAX_ID), (0, but)):
         after, full = first, True
         while full:
             rows = reads.rows(LIVE_WORKERS, after, end, most)

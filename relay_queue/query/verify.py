@@ -23,8 +23,8 @@ from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease, QueueCount, Worker
 from relay_queue.query import reads
 from relay_queue.query.verify_rules import Fault, JobRow, LeaseRow, check_job
-from relay_queue.store.bounds import is_incarnation
 from relay_queue.store.dialects import dialect_for
+from relay_queue.validation import is_incarnation
 
 JOBS_PER_RANGE: Final = 5_000
 PAYLOAD_CHARS_PER_RANGE: Final = 16 * 1024 * 1024

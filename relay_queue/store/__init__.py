@@ -7,7 +7,63 @@ A verb takes an open `Transaction` first, so that several commit together::
         claims = store.claim(tx, worker_id=7, queues=["default"], limit=16)
 
 Nothing outside this package writes the tables, and no statement here changes a job or a lease by
-its id alone: each names the state, or the token, that it expects.
+its id alone: each names the state, or the token, that it expects. Reading is `relay_queue.query`.
+
+A queue
+    ensure_queue        Create the row of a queue if there is none.
+    hold_limits         Read the limits of a queue, and keep others from changing them.
+    set_limits          Replace its capacity or the number of its jobs that may run.
+    rerank              Change its aging, and rewrite the ranks of its unfinished jobs.
+    pause               Stop claims from it; what runs goes on.
+    resume              Allow claims from it again.
+    recount             Set its counters to what its jobs are.
+
+A job comes
+    job_options         Check what all calls of one task have in common.
+    build_job           Check the arguments of one call, and sign them.
+    new_job             Both at once, for one job.
+    enqueue             Insert one job, or return the job that holds its key.
+    enqueue_many        Insert many with a few statements, all or none.
+    enqueue_waiting     Insert one, waiting for room in its queue.
+
+It runs
+    claim               Take ready jobs in their order, and grant a lease on each.
+    renew               Extend leases, for their owners alone.
+    settle              Apply what owners tell of their leases, or refuse it and record that.
+    ack                 One function returned: its job has succeeded.
+    nack                One function failed: its job backs off, or is dead.
+    snooze              One function asks to be run again later, uncharged.
+    release             One owner hands its job back, uncharged.
+
+Its owner is gone
+    recover_expired     End the leases whose time is over, and send their jobs on.
+    recover_dead        End the leases of workers that are proven dead.
+    promote             Make waiting jobs ready that are due.
+    mark_unreadable     Make a job dead whose row is proven to be at fault.
+
+An operator acts
+    cancel              End unfinished jobs for good, running ones included.
+    requeue             Put dead and cancelled jobs back to ready, with a fresh budget.
+    run_now             Make waiting jobs ready before their time.
+    set_priority        Change the priority of jobs that wait.
+    release_leases      Take running jobs from their owners, uncharged.
+    discard             Delete dead letters with their ledger.
+    start_bulk, give_bulk_to_job, take_bulk_turn, count_bulk, cancel_bulk, finish_bulk
+                        One act on many jobs, in batches that know where they have got to.
+    lock_lease_table    Keep everybody else from all leases until the commit.
+
+A worker
+    register_worker     Add a worker, whose lock is held already.
+    heartbeat           Say that it is alive, and write its totals.
+    roll_up             Write its statistics of some minutes.
+    order_workers       Tell workers to be quiet, to stop, or to serve again.
+    stop_workers        Mark workers as ended, with the reason.
+    write_off_workers   Mark workers as ended of which nothing was heard for long.
+
+The end
+    prune               Delete old finished jobs with their ledger.
+    prune_minutes, prune_workers, prune_bulk_acts
+                        Delete old statistics, workers and bulk acts.
 """
 
 from relay_queue.store.bulk import (
@@ -20,41 +76,47 @@ from relay_queue.store.bulk import (
     take_bulk_turn,
 )
 from relay_queue.store.claim import claim
-from relay_queue.store.condemn import UNREADABLE, condemn, job_of_lease
-from relay_queue.store.enqueue import enqueue, enqueue_many, enqueue_waiting
-from relay_queue.store.hold import stand_alone
+from relay_queue.store.enqueue import (
+    build_job,
+    enqueue,
+    enqueue_many,
+    enqueue_waiting,
+    job_options,
+    new_job,
+)
 from relay_queue.store.operate import (
     cancel,
     discard,
+    lock_lease_table,
+    release_leases,
+    requeue,
+    run_now,
+    set_priority,
+)
+from relay_queue.store.prune import prune, prune_bulk_acts, prune_minutes, prune_workers
+from relay_queue.store.queues import (
+    ensure_queue,
     hold_limits,
     pause,
     recount,
-    release_leases,
-    requeue,
     rerank,
     resume,
-    run_now,
     set_limits,
-    set_priority,
 )
-from relay_queue.store.prepare import call, prepare, terms
-from relay_queue.store.prune import prune, prune_bulk_acts, prune_minutes, prune_workers
-from relay_queue.store.queues import ensure_queue
 from relay_queue.store.records import (
     Changed,
     Claim,
     Enqueued,
+    JobOptions,
     NewJob,
     Recovered,
     Settled,
     Settlement,
-    Terms,
 )
 from relay_queue.store.recover import promote, recover_dead, recover_expired
-from relay_queue.store.renew import renew
-from relay_queue.store.settle import ack, nack, release, settle, snooze
+from relay_queue.store.settle import ack, nack, release, renew, settle, snooze
 from relay_queue.store.transaction import Transaction, in_transaction, transaction
-from relay_queue.store.trial import Step, Trial
+from relay_queue.store.trial import UNREADABLE, Trial, TrialStep, job_of_lease, mark_unreadable
 from relay_queue.store.workers import (
     NewWorker,
     Totals,
@@ -72,24 +134,23 @@ __all__ = [
     "Changed",
     "Claim",
     "Enqueued",
+    "JobOptions",
     "NewBulkAct",
     "NewJob",
     "NewWorker",
     "Recovered",
     "Settled",
     "Settlement",
-    "Step",
-    "Terms",
     "Totals",
     "Transaction",
     "Trial",
+    "TrialStep",
     "ack",
     "bucket",
-    "call",
+    "build_job",
     "cancel",
     "cancel_bulk",
     "claim",
-    "condemn",
     "count_bulk",
     "discard",
     "enqueue",
@@ -102,10 +163,13 @@ __all__ = [
     "hold_limits",
     "in_transaction",
     "job_of_lease",
+    "job_options",
+    "lock_lease_table",
+    "mark_unreadable",
     "nack",
+    "new_job",
     "order_workers",
     "pause",
-    "prepare",
     "promote",
     "prune",
     "prune_bulk_acts",
@@ -127,11 +191,9 @@ __all__ = [
     "set_priority",
     "settle",
     "snooze",
-    "stand_alone",
     "start_bulk",
     "stop_workers",
     "take_bulk_turn",
-    "terms",
     "transaction",
     "write_off_workers",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relay_queue.store import bounds
+from relay_queue import validation
 from relay_queue.store.transaction import Transaction
 
 START = """
@@ -96,7 +96,7 @@ def take_bulk_turn(tx: Transaction, bulk_id: int, position: int, upto: int) -> b
 
     Call it before the batch, in the same transaction: the row then keeps others from the batch.
     """
-    return bounds.is_id(bulk_id) and tx.execute(TAKE_TURN, [upto, bulk_id, position]) == 1
+    return validation.is_id(bulk_id) and tx.execute(TAKE_TURN, [upto, bulk_id, position]) == 1
 
 
 def count_bulk(tx: Transaction, bulk_id: int, *, changed: int, skipped: int) -> None:
@@ -106,10 +106,10 @@ def count_bulk(tx: Transaction, bulk_id: int, *, changed: int, skipped: int) -> 
 
 def cancel_bulk(tx: Transaction, bulk_id: int) -> bool:
     """End a bulk act after the batch that is being done; False if it was over already."""
-    return bounds.is_id(bulk_id) and tx.execute(CANCEL, [tx.now_db, tx.now_db, bulk_id]) == 1
+    return validation.is_id(bulk_id) and tx.execute(CANCEL, [tx.now_db, tx.now_db, bulk_id]) == 1
 
 
 def finish_bulk(tx: Transaction, bulk_id: int, stop_reason: str = "") -> bool:
     """End a bulk act, with the reason if jobs are left; False if it was over already."""
     values = [tx.now_db, stop_reason[:500], bulk_id]
-    return bounds.is_id(bulk_id) and tx.execute(FINISH, values) == 1
+    return validation.is_id(bulk_id) and tx.execute(FINISH, values) == 1

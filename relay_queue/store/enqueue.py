@@ -1,24 +1,25 @@
-"""Enqueue: put jobs into the table, inside the caller's transaction where there is one."""
+"""Enqueue: check a job, and insert it inside the caller's transaction where there is one."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django.db import connections
 
-from relay_queue import conf
-from relay_queue.backoff import MAX_DELAY_SECONDS
-from relay_queue.exceptions import IdempotencyConflict, QueueFull
-from relay_queue.ranking import rank
+from relay_queue import conf, validation
+from relay_queue import payload as payload_codec
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
+from relay_queue.exceptions import IdempotencyConflict, InvalidJob, QueueFull
+from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY, rank
 from relay_queue.states import State
-from relay_queue.store import bounds
 from relay_queue.store.dialects import Dialect
-from relay_queue.store.queues import QueueLimits, guessed_limits, queue_limits
-from relay_queue.store.records import Enqueued, NewJob, Terms
+from relay_queue.store.queues import QueueLimits, guessed_limits, queue_limits, queue_name
+from relay_queue.store.records import Enqueued, JobOptions, NewJob
 from relay_queue.store.transaction import Transaction, in_transaction
 
 COLUMNS = (
@@ -40,6 +41,7 @@ COLUMNS = (
     "available_at",
     "created_at",
 )
+
 DEFAULTED = "attempt, attempt_base, losses, last_error"
 """Columns that begin at nothing; named because Django keeps defaults out of the table."""
 
@@ -78,13 +80,105 @@ WAIT_STEP_SECONDS = 0.05
 KEY_BATCH = 500
 """Keys looked up in one statement: below the parameter limit of every database."""
 
+_Place = tuple[State, tuple[Any, ...]]
+"""A job's first state, and the last columns of its row."""
+
+_Holder = tuple[int, str, str, str, Any]
+
+_Fresh = tuple[int, NewJob, _Place]
+"""A job of a batch that needs a row: its place in the batch, itself, and its place in the queue."""
+
+
+def job_options(
+    *,
+    task: str,
+    queue: str = "default",
+    backend: str = "default",
+    priority: int = 0,
+    run_after: datetime | None = None,
+    max_attempts: int | None = None,
+    lease_seconds: float | None = None,
+    timeout_seconds: float | None = None,
+    backoff: Backoff | None = None,
+) -> JobOptions:
+    """Return the checked terms of a task's jobs; None stands for the project's default.
+
+    Raises `InvalidJob`, or its child `UnknownQueue`.
+    """
+    settings = conf.get()
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise InvalidJob(f"backoff must be a Backoff, not {type(backoff).__name__}")
+    return JobOptions(
+        queue=queue_name(queue),
+        backend=validation.require_text("backend", backend, 100),
+        task=validation.require_text("task", task, 255),
+        priority=validation.require_int("priority", priority, MIN_PRIORITY, MAX_PRIORITY),
+        run_after=None
+        if run_after is None
+        else validation.require_run_after(run_after, settings.max_defer_seconds),
+        max_attempts=settings.max_attempts
+        if max_attempts is None
+        else validation.require_int("max_attempts", max_attempts, 1, settings.max_attempts_limit),
+        lease_seconds=_lease_seconds(lease_seconds, settings),
+        timeout_seconds=settings.timeout_seconds
+        if timeout_seconds is None
+        else validation.require_seconds(
+            "timeout_seconds", timeout_seconds, 0.001, MAX_DELAY_SECONDS
+        ),
+        backoff=backoff or _default_backoff(settings),
+    )
+
+
+def build_job(
+    options: JobOptions,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+) -> NewJob:
+    """Return a job that calls a task on options terms. Raises `PayloadError` or `InvalidJob`."""
+    settings = conf.get()
+    kwargs = {} if kwargs is None else kwargs
+    validation.require_arguments(args, kwargs)
+    text = payload_codec.encode(
+        args, kwargs, max_bytes=settings.max_payload_bytes, max_depth=settings.max_payload_depth
+    )
+    if idempotency_key is not None:
+        idempotency_key = validation.require_text("idempotency_key", idempotency_key, 255)
+    signed = payload_codec.checksum(
+        options.queue, options.backend, options.task, text, idempotency_key
+    )
+    return NewJob(options, text, signed, idempotency_key)
+
+
+def new_job(
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    **options: Any,
+) -> NewJob:
+    """Return one checked job: `job_options` of ``options``, and `build_job` on them."""
+    return build_job(job_options(**options), args, kwargs, idempotency_key)
+
+
+def _lease_seconds(lease_seconds: float | None, settings: conf.RelaySettings) -> float:
+    if lease_seconds is None:
+        return settings.lease_seconds
+    low, high = settings.min_lease_seconds, settings.max_lease_seconds
+    return validation.require_seconds("lease_seconds", lease_seconds, low, high)
+
+
+def _default_backoff(settings: conf.RelaySettings) -> Backoff:
+    jitter = cast(Jitter, settings.backoff_jitter)
+    return Backoff(settings.backoff_base_seconds, settings.backoff_max_seconds, jitter)
+
 
 def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
     """Insert one job; or, if its idempotency key is taken by the same call, return that job.
 
     Raises `QueueFull`, `IdempotencyConflict` or `UnknownQueue`; nothing is written then.
     """
-    queue, key = job.terms.queue, job.idempotency_key
+    queue, key = job.options.queue, job.idempotency_key
     guess = guessed_limits(queue) if key is None else None
     if guess is not None:
         guards = (queue, guess.aging_seconds or 0)
@@ -112,7 +206,7 @@ def enqueue_many(tx: Transaction, jobs: Sequence[NewJob]) -> list[Enqueued]:
     fresh: list[_Fresh] = []
     groups: dict[str, list[tuple[int, NewJob]]] = defaultdict(list)
     for entry in enumerate(jobs):
-        groups[entry[1].terms.queue].append(entry)
+        groups[entry[1].options.queue].append(entry)
     # In name order: two batches that meet on the limits of two queues must not wait crosswise.
     for queue in sorted(groups):
         limits = queue_limits(tx, queue)
@@ -120,8 +214,8 @@ def enqueue_many(tx: Transaction, jobs: Sequence[NewJob]) -> list[Enqueued]:
         _admit(queue, limits, len(new))
         places: dict[int, _Place] = {}
         for index, job in new:
-            place = places.get(id(job.terms)) or places.setdefault(
-                id(job.terms), _place(tx, job.terms, limits)
+            place = places.get(id(job.options)) or places.setdefault(
+                id(job.options), _place(tx, job.options, limits)
             )
             fresh.append((index, job, place))
     _insert(tx, fresh, answers)
@@ -136,7 +230,7 @@ def enqueue_waiting(job: NewJob, wait_seconds: float) -> Enqueued:
     Inside ``atomic()`` it does not wait: no room can appear while the caller holds the writer.
     Raises `QueueFull` when the time is over.
     """
-    bounds.seconds("wait_seconds", wait_seconds, 0.0, MAX_DELAY_SECONDS)
+    validation.require_seconds("wait_seconds", wait_seconds, 0.0, MAX_DELAY_SECONDS)
     deadline = time.monotonic() + wait_seconds
     pause = WAIT_STEP_SECONDS
     while True:
@@ -154,11 +248,11 @@ def insert_one(
     tx: Transaction, job: NewJob, limits: QueueLimits, statement: str, *guards: Any
 ) -> Enqueued | None:
     """Insert one job; None if a guard of the statement did not hold."""
-    state, tail = _place(tx, job.terms, limits)
+    state, tail = _place(tx, job.options, limits)
     rows = tx.fetch(statement, (*_row(job, tail), *guards))
     if not rows:
         return None
-    tx.count(job.terms.queue, state, 1)
+    tx.count(job.options.queue, state, 1)
     tx.wake()
     return Enqueued(rows[0][0], True, state, tx.now)
 
@@ -173,26 +267,22 @@ def _admit(queue: str, limits: QueueLimits, wanted: int) -> None:
         raise QueueFull(queue, limits.capacity, wanted)
 
 
-_Place = tuple[State, tuple[Any, ...]]
-"""A job's first state, and the last columns of its row."""
-
-
-def _place(tx: Transaction, terms: Terms, limits: QueueLimits) -> _Place:
-    """Return what the rows of all jobs on these terms have in common, from priority on."""
-    deferred = terms.run_after is not None and terms.run_after > tx.now
+def _place(tx: Transaction, options: JobOptions, limits: QueueLimits) -> _Place:
+    """Return what the rows of all jobs on these options have in common, from priority on."""
+    deferred = options.run_after is not None and options.run_after > tx.now
     # A time in the past counts as now: an old date must not buy a place ahead of those who wait.
-    available_at = terms.run_after if deferred and terms.run_after else tx.now
+    available_at = options.run_after if deferred and options.run_after else tx.now
     state = State.SCHEDULED if deferred else State.READY
     return state, (
-        terms.priority,
-        rank(available_at, terms.priority, limits.aging_seconds),
+        options.priority,
+        rank(available_at, options.priority, limits.aging_seconds),
         state.value,
-        terms.max_attempts,
-        terms.lease_seconds,
-        terms.timeout_seconds,
-        terms.backoff.base_seconds,
-        terms.backoff.max_seconds,
-        terms.backoff.jitter,
+        options.max_attempts,
+        options.lease_seconds,
+        options.timeout_seconds,
+        options.backoff.base_seconds,
+        options.backoff.max_seconds,
+        options.backoff.jitter,
         tx.dialect.to_db(available_at) if deferred else tx.now_db,
         tx.now_db,
     )
@@ -200,12 +290,9 @@ def _place(tx: Transaction, terms: Terms, limits: QueueLimits) -> _Place:
 
 def _row(job: NewJob, tail: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a job's values in the order of ``COLUMNS``."""
-    agreed = job.terms
-    head = (agreed.queue, agreed.backend, agreed.task, job.payload, job.checksum)
+    options = job.options
+    head = (options.queue, options.backend, options.task, job.payload, job.checksum)
     return (*head, job.idempotency_key, *tail)
-
-
-_Holder = tuple[int, str, str, str, Any]
 
 
 def _holders(tx: Transaction, queue: str, keys: Sequence[str]) -> dict[str, _Holder]:
@@ -222,15 +309,15 @@ def _holders(tx: Transaction, queue: str, keys: Sequence[str]) -> dict[str, _Hol
 
 def _same_call(job: NewJob, holder: _Holder) -> Enqueued:
     job_id, task, payload, state, created_at = holder
-    if (task, payload) != (job.terms.task, job.payload):
-        raise IdempotencyConflict(job.terms.queue, str(job.idempotency_key), job_id)
+    if (task, payload) != (job.options.task, job.payload):
+        raise IdempotencyConflict(job.options.queue, str(job.idempotency_key), job_id)
     return Enqueued(job_id, False, state, created_at)
 
 
 def _taken_meanwhile(tx: Transaction, job: NewJob) -> Enqueued:
     """Return the job whose key was free when we looked and taken when we inserted."""
     key = str(job.idempotency_key)
-    holder = _holders(tx, job.terms.queue, [key]).get(key)
+    holder = _holders(tx, job.options.queue, [key]).get(key)
     return enqueue(tx, job) if holder is None else _same_call(job, holder)
 
 
@@ -255,17 +342,13 @@ def _new_of_queue(
             answers[index] = _same_call(job, holders[key])
         elif key in firsts:
             first_index, first = firsts[key]
-            if (first.terms.task, first.payload) != (job.terms.task, job.payload):
+            if (first.options.task, first.payload) != (job.options.task, job.payload):
                 raise IdempotencyConflict(queue, key)
             twins[index] = first_index
         else:
             firsts[key] = (index, job)
             new.append((index, job))
     return new
-
-
-_Fresh = tuple[int, NewJob, _Place]
-"""A job of a batch that needs a row: its place in the batch, itself, and its place in the queue."""
 
 
 def _insert(tx: Transaction, fresh: Sequence[_Fresh], answers: dict[int, Enqueued]) -> None:
@@ -278,7 +361,7 @@ def _insert(tx: Transaction, fresh: Sequence[_Fresh], answers: dict[int, Enqueue
             answers[index] = _taken_meanwhile(tx, job)
             continue
         answers[index] = Enqueued(job_id, True, state, now)
-        added[job.terms.queue, state] += 1
+        added[job.options.queue, state] += 1
     for (queue, state), n in added.items():
         tx.count(queue, state, n)
     if added:

@@ -1,18 +1,22 @@
-"""What an operator may do to jobs and queues. Each verb says what it changed and what it skipped.
+"""What an operator may do to jobs. Each verb says what it changed and what it skipped.
 
-A verb that lost a race, because the job had moved on, skips that job and names its state.
+A verb that lost a race, because the job had moved on, skips that job and names its state. Where many
+write at once, whoever needs a job's lease and the job takes the lease first: so does a settlement,
+and two that take them in the same order never wait crosswise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from django.db import transaction as django_transaction
+
+from relay_queue import validation
 from relay_queue.exceptions import QueueFull
 from relay_queue.ranking import (
-    MAX_AGING_SECONDS,
     MAX_PRIORITY,
-    MIN_AGING_SECONDS,
     MIN_PRIORITY,
     rank,
 )
@@ -25,12 +29,25 @@ from relay_queue.states import (
     WAITING,
     State,
 )
-from relay_queue.store import bounds
-from relay_queue.store.hold import hold
-from relay_queue.store.queues import queue_aging, queue_limits, queue_name
+from relay_queue.store.queues import queue_aging, queue_limits
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
-from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.transaction import Transaction
+
+READ_JOBS = """
+    SELECT id, queue, state, priority, available_at FROM relay_queue_job
+    WHERE id IN ({ids}) ORDER BY id{lock}
+"""
+"""Read what decides whether a verb applies."""
+
+OPEN_LEASES = """
+    SELECT id FROM relay_queue_lease
+    WHERE job_id IN ({ids}) AND ended_at IS NULL ORDER BY id{lock}
+"""
+"""Find the leases under which jobs run."""
+
+LOCK_LEASES = "LOCK TABLE relay_queue_lease IN EXCLUSIVE MODE"
+"""Wait for all who write or hold leases, and keep them out. Reading is not hindered."""
 
 CANCEL = """
     UPDATE relay_queue_job SET state = 'cancelled', finished_at = %s
@@ -77,60 +94,38 @@ DELETE_LEASES = "DELETE FROM relay_queue_lease WHERE job_id IN ({ids})"
 DELETE_DEAD = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = 'dead'"
 """Delete dead letters."""
 
-PAUSE = """
-    UPDATE relay_queue_queue SET paused_at = %s, updated_at = %s
-    WHERE name = %s AND paused_at IS NULL
-"""
-"""Stop claims from a queue; the first pause keeps its time."""
-
-RESUME = """
-    UPDATE relay_queue_queue SET paused_at = NULL, updated_at = %s
-    WHERE name = %s AND paused_at IS NOT NULL
-"""
-"""Allow claims from a queue."""
-
-READ_LIMITS = "SELECT capacity, max_running FROM relay_queue_queue WHERE name = %s{lock}"
-"""Read the limits of a queue, and keep others from changing them."""
-
-SET_LIMITS = "UPDATE relay_queue_queue SET {limits}, updated_at = %s WHERE name = %s"
-"""Replace limits of a queue."""
-
-SET_AGING = "UPDATE relay_queue_queue SET aging_seconds = %s, updated_at = %s WHERE name = %s"
-"""Replace the aging of a queue; the ranks follow in batches."""
-
-NEXT_RANKS = """
-    SELECT id, priority, available_at FROM relay_queue_job
-    WHERE queue = %s AND id > %s AND state NOT IN ('succeeded', 'dead', 'cancelled')
-    ORDER BY id LIMIT %s
-"""
-"""Read the next unfinished jobs of a queue by id."""
-
-SET_RANK = """
-    WITH new (job_id, rank) AS ({rows})
-    UPDATE relay_queue_job SET rank = new.rank FROM new WHERE relay_queue_job.id = new.job_id
-"""
-"""Rewrite ranks."""
-
-RANK_CASTS = ("bigint", "bigint")
-
-RECOUNT = """
-    SELECT state, COUNT(*) FROM relay_queue_job WHERE queue = %s GROUP BY state
-"""
-"""Count a queue's jobs by state: reads all of them."""
-
-FORGET_COUNTS = "DELETE FROM relay_queue_queuecount WHERE queue = %s"
-"""Drop the counters of a queue, to be written anew in the same transaction."""
-
 BATCH: Final = 1000
 """Rows that one transaction of ours touches at the most."""
 
-LIMITS: Final = ("capacity", "max_running")
-"""The limits of a queue, which are columns of its row."""
-
-MAX_LIMIT: Final = 2**31 - 1
-"""The largest capacity or number of running jobs that the columns hold."""
-
 _Row = tuple[int, str, str, int, Any]
+
+
+def lock_jobs(tx: Transaction, job_ids: Sequence[int], *, leases: bool) -> list[tuple[Any, ...]]:
+    """Return the rows of ``READ_JOBS``; they stay as they are until the commit.
+
+    With ``leases``, so do the open leases of these jobs.
+    """
+    marks, lock = ", ".join(["%s"] * len(job_ids)), tx.dialect.lock_rows
+    read_jobs = READ_JOBS.format(ids=marks, lock=lock)
+    if not lock or not leases:
+        return tx.fetch(read_jobs, job_ids)
+    while True:
+        with suppress(_ClaimedMeanwhile), django_transaction.atomic(using=tx.connection.alias):
+            held = tx.fetch(OPEN_LEASES.format(ids=marks, lock=lock), job_ids)
+            rows = tx.fetch(read_jobs, job_ids)
+            if tx.fetch(OPEN_LEASES.format(ids=marks, lock=""), job_ids) != held:
+                raise _ClaimedMeanwhile
+            return rows
+
+
+def lock_lease_table(tx: Transaction) -> None:
+    """Wait until nobody else writes or holds leases; nobody does until the commit."""
+    if tx.dialect.lock_rows:
+        tx.execute(LOCK_LEASES)
+
+
+class _ClaimedMeanwhile(Exception):
+    """A job was claimed between the two locks: let it go, and take its lease first."""
 
 
 def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
@@ -176,7 +171,7 @@ def run_now(tx: Transaction, job_ids: Sequence[int], states: frozenset[State] = 
 
 def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Changed:
     """Change the class of jobs that wait; their waiting time goes on counting."""
-    priority = bounds.whole("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
+    priority = validation.require_int("priority", priority, MIN_PRIORITY, MAX_PRIORITY)
     rows, changed = _select(tx, job_ids, WAITING)
     for job_id, queue, _state, _priority, available_at in rows:
         aging = queue_aging(tx, queue)
@@ -215,91 +210,6 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     return changed
 
 
-def pause(tx: Transaction, queue: str) -> bool:
-    """Stop claims from a queue; what runs goes on. Enqueues are accepted. False if it was paused."""
-    queue = queue_name(queue)
-    queue_limits(tx, queue)
-    return _switch(tx, PAUSE, [tx.now_db, tx.now_db, queue])
-
-
-def resume(tx: Transaction, queue: str) -> bool:
-    """Allow claims from a queue again. False if they were allowed."""
-    queue = queue_name(queue)
-    queue_limits(tx, queue)
-    return _switch(tx, RESUME, [tx.now_db, queue])
-
-
-def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:
-    """Return the limits of a queue by name; nobody else changes them before this transaction ends."""
-    queue = queue_name(queue)
-    queue_limits(tx, queue)
-    (row,) = tx.fetch(READ_LIMITS.format(lock=tx.dialect.lock_rows), [queue])
-    return dict(zip(LIMITS, row, strict=True))
-
-
-def set_limits(tx: Transaction, queue: str, **limits: int | None) -> None:
-    """Replace limits of a queue, ``capacity=`` and ``max_running=``; None is unbounded.
-
-    One that is not named stays as it is, and so do jobs already there.
-    """
-    unknown = sorted(set(limits) - set(LIMITS))
-    if unknown or not limits:
-        raise TypeError(f"name {' or '.join(LIMITS)}, not {', '.join(unknown) or 'nothing'}")
-    for name, value in limits.items():
-        if value is not None:
-            bounds.whole(name, value, 0, MAX_LIMIT)
-    queue = queue_name(queue)
-    queue_limits(tx, queue)
-    columns = ", ".join(f"{name} = %s" for name in limits)
-    tx.execute(SET_LIMITS.format(limits=columns), [*limits.values(), tx.now_db, queue])
-    tx.wake()
-
-
-def rerank(queue: str, aging_seconds: float | None) -> int:
-    """Change the aging of a queue and rewrite the ranks of its unfinished jobs; return how many.
-
-    Works in transactions of its own, at most ``BATCH`` rows each. Jobs enqueued meanwhile already
-    have the new rank. ``aging_seconds`` None is strict priority. Raises `InvalidJob`.
-    """
-    queue = queue_name(queue)
-    if aging_seconds is not None:
-        low, high = MIN_AGING_SECONDS, MAX_AGING_SECONDS
-        aging_seconds = bounds.seconds("aging_seconds", aging_seconds, low, high)
-    with transaction() as tx:
-        queue_limits(tx, queue)
-        tx.execute(SET_AGING, [aging_seconds, tx.now_db, queue])
-    last, total = 0, 0
-    while True:
-        with transaction() as tx:
-            rows = tx.fetch(NEXT_RANKS, [queue, last, BATCH])
-            if not rows:
-                return total
-            aging = queue_aging(tx, queue)
-            params: list[Any] = []
-            for job_id, priority, available_at in rows:
-                params += (job_id, rank(tx.dialect.from_db(available_at), priority, aging))
-            values = tx.dialect.rows(len(rows), RANK_CASTS)
-            tx.execute(SET_RANK.format(rows=values), tx.dialect.bind(params, RANK_CASTS))
-        last, total = rows[-1][0], total + len(rows)
-
-
-def recount(tx: Transaction, queue: str) -> dict[str, int]:
-    """Set the counters of a queue to what its jobs are; return them by state.
-
-    The cure for a wrong counter, which only a fault can cause. Holds the writer while it reads all
-    jobs of the queue.
-    """
-    tx.flush()  # what earlier verbs of this transaction have moved is in the rows already
-    if tx.dialect.freeze_counts:
-        # Whoever has moved jobs has also written counters, and waits to; nobody is in between.
-        tx.execute(tx.dialect.freeze_counts)
-    counts = {state: int(n) for state, n in tx.fetch(RECOUNT, [queue])}
-    tx.execute(FORGET_COUNTS, [queue])
-    for state, n in counts.items():
-        tx.count(queue, state, n)
-    return counts
-
-
 def _marks(ids: Sequence[int]) -> str:
     return ", ".join(["%s"] * len(ids))
 
@@ -308,13 +218,13 @@ def _select(
     tx: Transaction, job_ids: Sequence[int], states: frozenset[State]
 ) -> tuple[list[_Row], Changed]:
     """Split jobs into those in one of the states, those that are skipped, and unknown ids."""
-    ids = bounds.ids(job_ids)
+    ids = validation.valid_ids(job_ids)
     if len(ids) > BATCH:
         raise ValueError(f"{len(ids)} jobs in one transaction; at most {BATCH}. Work in batches.")
     changed = Changed()
     rows: list[Any] = []
     if ids:
-        for row in hold(tx, ids, leases=State.RUNNING in states):
+        for row in lock_jobs(tx, ids, leases=State.RUNNING in states):
             if row[2] in states:
                 rows.append(row)
                 changed.job_ids.append(row[0])
@@ -334,10 +244,3 @@ def _rerank_each(tx: Transaction, rows: Sequence[_Row], statement: str) -> None:
         tx.move(queue, state, State.READY)
     if rows:
         tx.wake()
-
-
-def _switch(tx: Transaction, statement: str, params: Sequence[Any]) -> bool:
-    changed = tx.execute(statement, params) == 1
-    if changed:
-        tx.wake()
-    return changed

@@ -1,14 +1,17 @@
-"""Queues: their rows, made on first use, and the limits that every verb obeys."""
+"""Queues: their rows, made on first use, the limits that every verb obeys, and what an operator may do to them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
-from relay_queue import conf
+from relay_queue import conf, validation
 from relay_queue.conf import QueueOptions
 from relay_queue.exceptions import InvalidJob, UnknownQueue, shown
+from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS, rank
 from relay_queue.states import UNFINISHED
-from relay_queue.store.transaction import Transaction
+from relay_queue.store.transaction import Transaction, transaction
 
 _UNFINISHED_SQL = ", ".join(f"'{state.value}'" for state in sorted(UNFINISHED))
 
@@ -32,9 +35,63 @@ CREATE_QUEUE = """
 """
 """Create the row of a queue unless somebody has."""
 
-
 MOST_REMEMBERED = 1_000
 """Queues whose limits a process keeps in mind."""
+
+_unbounded: dict[str, QueueLimits] = {}
+
+PAUSE = """
+    UPDATE relay_queue_queue SET paused_at = %s, updated_at = %s
+    WHERE name = %s AND paused_at IS NULL
+"""
+"""Stop claims from a queue; the first pause keeps its time."""
+
+RESUME = """
+    UPDATE relay_queue_queue SET paused_at = NULL, updated_at = %s
+    WHERE name = %s AND paused_at IS NOT NULL
+"""
+"""Allow claims from a queue."""
+
+READ_LIMITS = "SELECT capacity, max_running FROM relay_queue_queue WHERE name = %s{lock}"
+"""Read the limits of a queue, and keep others from changing them."""
+
+SET_LIMITS = "UPDATE relay_queue_queue SET {limits}, updated_at = %s WHERE name = %s"
+"""Replace limits of a queue."""
+
+SET_AGING = "UPDATE relay_queue_queue SET aging_seconds = %s, updated_at = %s WHERE name = %s"
+"""Replace the aging of a queue; the ranks follow in batches."""
+
+NEXT_RANKS = """
+    SELECT id, priority, available_at FROM relay_queue_job
+    WHERE queue = %s AND id > %s AND state NOT IN ('succeeded', 'dead', 'cancelled')
+    ORDER BY id LIMIT %s
+"""
+"""Read the next unfinished jobs of a queue by id."""
+
+SET_RANK = """
+    WITH new (job_id, rank) AS ({rows})
+    UPDATE relay_queue_job SET rank = new.rank FROM new WHERE relay_queue_job.id = new.job_id
+"""
+"""Rewrite ranks."""
+
+RANK_CASTS = ("bigint", "bigint")
+
+RECOUNT = """
+    SELECT state, COUNT(*) FROM relay_queue_job WHERE queue = %s GROUP BY state
+"""
+"""Count a queue's jobs by state: reads all of them."""
+
+FORGET_COUNTS = "DELETE FROM relay_queue_queuecount WHERE queue = %s"
+"""Drop the counters of a queue, to be written anew in the same transaction."""
+
+RERANK_ROWS: Final = 1000
+"""Rows whose ranks one transaction rewrites at the most."""
+
+LIMITS: Final = ("capacity", "max_running")
+"""The limits of a queue, which are columns of its row."""
+
+MAX_LIMIT: Final = 2**31 - 1
+"""The largest capacity or number of running jobs that the columns hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +103,6 @@ class QueueLimits:
     aging_seconds: float | None
     paused: bool
     unfinished: int
-
-
-_unbounded: dict[str, QueueLimits] = {}
 
 
 def queue_limits(tx: Transaction, name: str) -> QueueLimits:
@@ -136,3 +190,95 @@ def _create(tx: Transaction, name: str) -> QueueLimits:
     limits = _find(tx, name)
     assert limits is not None, "the row was inserted in this very transaction"
     return limits
+
+
+def pause(tx: Transaction, queue: str) -> bool:
+    """Stop claims from a queue; what runs goes on. Enqueues are accepted. False if it was paused."""
+    queue = queue_name(queue)
+    queue_limits(tx, queue)
+    return _switch(tx, PAUSE, [tx.now_db, tx.now_db, queue])
+
+
+def resume(tx: Transaction, queue: str) -> bool:
+    """Allow claims from a queue again. False if they were allowed."""
+    queue = queue_name(queue)
+    queue_limits(tx, queue)
+    return _switch(tx, RESUME, [tx.now_db, queue])
+
+
+def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:
+    """Return the limits of a queue by name; nobody else changes them before this transaction ends."""
+    queue = queue_name(queue)
+    queue_limits(tx, queue)
+    (row,) = tx.fetch(READ_LIMITS.format(lock=tx.dialect.lock_rows), [queue])
+    return dict(zip(LIMITS, row, strict=True))
+
+
+def set_limits(tx: Transaction, queue: str, **limits: int | None) -> None:
+    """Replace limits of a queue, ``capacity=`` and ``max_running=``; None is unbounded.
+
+    One that is not named stays as it is, and so do jobs already there.
+    """
+    unknown = sorted(set(limits) - set(LIMITS))
+    if unknown or not limits:
+        raise TypeError(f"name {' or '.join(LIMITS)}, not {', '.join(unknown) or 'nothing'}")
+    for name, value in limits.items():
+        if value is not None:
+            validation.require_int(name, value, 0, MAX_LIMIT)
+    queue = queue_name(queue)
+    queue_limits(tx, queue)
+    columns = ", ".join(f"{name} = %s" for name in limits)
+    tx.execute(SET_LIMITS.format(limits=columns), [*limits.values(), tx.now_db, queue])
+    tx.wake()
+
+
+def rerank(queue: str, aging_seconds: float | None) -> int:
+    """Change the aging of a queue and rewrite the ranks of its unfinished jobs; return how many.
+
+    Works in transactions of its own, at most ``RERANK_ROWS`` rows each. Jobs enqueued meanwhile already
+    have the new rank. ``aging_seconds`` None is strict priority. Raises `InvalidJob`.
+    """
+    queue = queue_name(queue)
+    if aging_seconds is not None:
+        low, high = MIN_AGING_SECONDS, MAX_AGING_SECONDS
+        aging_seconds = validation.require_seconds("aging_seconds", aging_seconds, low, high)
+    with transaction() as tx:
+        queue_limits(tx, queue)
+        tx.execute(SET_AGING, [aging_seconds, tx.now_db, queue])
+    last, total = 0, 0
+    while True:
+        with transaction() as tx:
+            rows = tx.fetch(NEXT_RANKS, [queue, last, RERANK_ROWS])
+            if not rows:
+                return total
+            aging = queue_aging(tx, queue)
+            params: list[Any] = []
+            for job_id, priority, available_at in rows:
+                params += (job_id, rank(tx.dialect.from_db(available_at), priority, aging))
+            values = tx.dialect.rows(len(rows), RANK_CASTS)
+            tx.execute(SET_RANK.format(rows=values), tx.dialect.bind(params, RANK_CASTS))
+        last, total = rows[-1][0], total + len(rows)
+
+
+def recount(tx: Transaction, queue: str) -> dict[str, int]:
+    """Set the counters of a queue to what its jobs are; return them by state.
+
+    The cure for a wrong counter, which only a fault can cause. Holds the writer while it reads all
+    jobs of the queue.
+    """
+    tx.flush()  # what earlier verbs of this transaction have moved is in the rows already
+    if tx.dialect.freeze_counts:
+        # Whoever has moved jobs has also written counters, and waits to; nobody is in between.
+        tx.execute(tx.dialect.freeze_counts)
+    counts = {state: int(n) for state, n in tx.fetch(RECOUNT, [queue])}
+    tx.execute(FORGET_COUNTS, [queue])
+    for state, n in counts.items():
+        tx.count(queue, state, n)
+    return counts
+
+
+def _switch(tx: Transaction, statement: str, params: Sequence[Any]) -> bool:
+    changed = tx.execute(statement, params) == 1
+    if changed:
+        tx.wake()
+    return changed

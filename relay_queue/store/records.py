@@ -12,8 +12,8 @@ Verb = Literal["ack", "nack", "snooze", "release"]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What many calls of one task have in common, validated. Made by `relay_queue.store.terms`."""
+class JobOptions:
+    """What many calls of one task have in common, validated. Made by `relay_queue.store.job_options`."""
 
     queue: str
     backend: str
@@ -27,9 +27,9 @@ class Terms:
 
 
 class NewJob(NamedTuple):
-    """A validated job that is not in the table yet. Made by `relay_queue.store.prepare`."""
+    """A validated job that is not in the table yet. Made by `relay_queue.store.new_job`."""
 
-    terms: Terms
+    options: JobOptions
     payload: str
     checksum: int
     idempotency_key: str | None

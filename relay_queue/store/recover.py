@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from relay_queue import validation
 from relay_queue.backoff import Backoff
 from relay_queue.states import Outcome, State
-from relay_queue.store import bounds
-from relay_queue.store.claim import take_one
+from relay_queue.store.grant import grant_one
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
 from relay_queue.store.transaction import Transaction
-from relay_queue.store.trial import Step as TrialStep
-from relay_queue.store.trial import Trial
+from relay_queue.store.trial import Trial, TrialStep
 
 FIND_EXPIRED = """
     SELECT id, job_id FROM relay_queue_lease
@@ -91,7 +90,7 @@ def recover_dead(
     The proof is the caller's: it holds the dead worker's lock. Time alone proves nothing.
     ``trial`` is as in `recover_expired`.
     """
-    worker_ids = bounds.ids(worker_ids)
+    worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return []
     workers = ", ".join(["%s"] * len(worker_ids))
@@ -119,7 +118,7 @@ def _end(
 
     def end_sound(where: Transaction, job_id: int) -> list[Recovered]:
         worker_id = guard[0] if outcome is Outcome.LOST else None
-        taken = take_one(where, job_id, worker_id, LONG_OVER_SECONDS)
+        taken = grant_one(where, job_id, worker_id, LONG_OVER_SECONDS)
         return end(where, [claim.lease_id for claim in taken])
 
     if found:

@@ -1,4 +1,4 @@
-"""Settle: ack, nack, snooze and release. Only the holder of an open lease's token may.
+"""Settle: ack, nack, snooze and release, and renewals. Only the holder of an open lease's token may.
 
 Each settlement ends the lease first, guarded by id, token, openness and expiry, and touches the job
 only if that guard matched. What the guard turns away is refused, and written on the lease.
@@ -6,19 +6,75 @@ only if that guard matched. What the guard turns away is refused, and written on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from relay_queue import validation
 from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
 from relay_queue.exceptions import InvalidJob
 from relay_queue.ranking import rank
-from relay_queue.states import State
-from relay_queue.store import bounds
-from relay_queue.store.end import end, outcome_of
+from relay_queue.states import Outcome, State
 from relay_queue.store.queues import queue_aging
 from relay_queue.store.records import Settled, Settlement
 from relay_queue.store.transaction import Transaction
+
+END_LEASES = """
+    WITH told (lease_id, token, outcome, error, traceback) AS ({rows})
+    UPDATE relay_queue_lease
+    SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
+    FROM told
+    WHERE relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
+      AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
+    RETURNING relay_queue_lease.id, relay_queue_lease.job_id
+"""
+"""End the leases whose owners still hold them. An open lease has no outcome: asked for its end, a
+planner may walk the index of all open leases instead of looking up these."""
+
+SUCCEED = """
+    WITH done (job_id, result) AS ({rows})
+    UPDATE relay_queue_job
+    SET state = 'succeeded', finished_at = %s, result = done.result, losses = 0, last_error = ''
+    FROM done
+    WHERE relay_queue_job.id = done.job_id AND relay_queue_job.state = 'running'
+    RETURNING relay_queue_job.id, relay_queue_job.queue
+"""
+"""Finish the jobs whose leases were just ended as acked."""
+
+END_AND_SUCCEED = """
+    WITH told (lease_id, token, outcome, error, traceback, result) AS ({rows}),
+    ended AS (
+        UPDATE relay_queue_lease
+        SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
+        FROM told
+        WHERE relay_queue_lease.id = ANY(ARRAY(SELECT lease_id FROM told))
+          AND relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
+          AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
+        RETURNING relay_queue_lease.id, job_id, told.outcome, told.result),
+    acked (job_id, result) AS (SELECT * FROM unnest(
+        ARRAY(SELECT job_id FROM ended WHERE outcome = 'acked'),
+        ARRAY(SELECT result FROM ended WHERE outcome = 'acked'))),
+    done AS (
+        UPDATE relay_queue_job
+        SET state = 'succeeded', finished_at = %s, result = acked.result, losses = 0, last_error = ''
+        FROM acked
+        WHERE relay_queue_job.id = ANY(ARRAY(SELECT job_id FROM acked))
+          AND relay_queue_job.id = acked.job_id AND relay_queue_job.state = 'running'
+        RETURNING relay_queue_job.id, relay_queue_job.queue)
+    SELECT ended.id, ended.job_id, done.queue FROM ended LEFT JOIN done ON done.id = ended.job_id
+"""
+"""Both in one statement, with arrays for the reason of `Dialect.lookup`: of a table that it takes for empty
+a planner expects that no lease is ended, and would walk over any index to find the job of none."""
+
+ACK_CASTS = ("bigint", "text")
+
+LEASE_CASTS = ("bigint", "text", "text", "text", "text")
+
+CHAIN_CASTS = (*LEASE_CASTS, "text")
+
+Ended = dict[int, tuple[int, str | None]]
+"""By lease id: the job's id, and its queue if it has succeeded."""
 
 READ_RUNNING = """
     SELECT id, queue, priority, rank, attempt, attempt_base, max_attempts, backoff_base_seconds,
@@ -64,6 +120,68 @@ MOVE_CASTS = (
     "int",
     "text",
 )
+
+RENEW = """
+    WITH owner (lease_id, token, until) AS ({rows})
+    UPDATE relay_queue_lease SET renewed_at = %s, expires_at = owner.until
+    FROM owner
+    WHERE relay_queue_lease.id = owner.lease_id{lookup} AND relay_queue_lease.token = owner.token
+      AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
+    RETURNING relay_queue_lease.id
+"""
+"""Extend leases that their owners still hold."""
+
+RENEW_LOOKUP = ("relay_queue_lease.id", "SELECT lease_id FROM owner")
+
+RENEW_CASTS = ("bigint", "text", "timestamptz")
+
+
+def end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> Ended:
+    """End the leases that may be ended, and finish the jobs of those that were acked.
+
+    The settlements are of leases that are all different.
+    """
+    ended: Ended
+    if tx.dialect.chains_writes:
+        params = [value for told in settlements for value in (*_words(told), told.result)]
+        rows = tx.rows(END_AND_SUCCEED, CHAIN_CASTS, params, *[tx.now_db] * 3)
+        ended = {lease_id: (job_id, queue) for lease_id, job_id, queue in rows}
+    else:
+        params = [value for told in settlements for value in _words(told)]
+        jobs = dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
+        queues = _succeed(tx, settlements, jobs)
+        ended = {lease_id: (job_id, queues.get(job_id)) for lease_id, job_id in jobs.items()}
+    for queue, n in Counter(queue for _, queue in ended.values() if queue is not None).items():
+        tx.move(queue, State.RUNNING, State.SUCCEEDED, n)
+    return ended
+
+
+def _words(told: Settlement) -> tuple[Any, ...]:
+    return told.lease_id, told.token, outcome_of(told).value, told.error, told.traceback
+
+
+def _succeed(
+    tx: Transaction, settlements: Sequence[Settlement], jobs: dict[int, int]
+) -> dict[int, str]:
+    """Finish the jobs whose leases were ended as acked; return their queues by job id."""
+    params: list[Any] = []
+    for told in settlements:
+        if told.verb == "ack" and told.lease_id in jobs:
+            params += (jobs[told.lease_id], told.result)
+    return dict(tx.rows(SUCCEED, ACK_CASTS, params, tx.now_db))
+
+
+def outcome_of(told: Settlement) -> Outcome:
+    """Return what a lease ends as when its owner tells this."""
+    if told.verb == "ack":
+        return Outcome.ACKED
+    if told.verb == "snooze":
+        return Outcome.SNOOZED
+    if told.verb == "release":
+        return Outcome.RELEASED
+    if told.timed_out:
+        return Outcome.TIMED_OUT
+    return Outcome.FATAL if told.fatal else Outcome.FAILED
 
 
 class Step:
@@ -123,7 +241,7 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
     """
     for told in settlements:
         if told.delay_seconds is not None:
-            bounds.seconds("delay_seconds", told.delay_seconds, 0.0, MAX_DELAY_SECONDS)
+            validation.require_seconds("delay_seconds", told.delay_seconds, 0.0, MAX_DELAY_SECONDS)
     if not settlements:
         return []
     # One word per lease and round: were two told at once, the guard could not say which it took.
@@ -142,7 +260,7 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
 
 def _settle_each(tx: Transaction, settlements: list[Settlement]) -> dict[int, Settled]:
     """Settle leases that are all different; return the answers by lease id."""
-    ended = end(tx, [told for told in settlements if bounds.is_id(told.lease_id)])
+    ended = end_leases(tx, [told for told in settlements if validation.is_id(told.lease_id)])
     placed = {}
     failed = []
     for told in settlements:
@@ -280,7 +398,7 @@ def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
 
 
 def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
-    rows = tx.ids(FIND_REFUSED, bounds.ids(told.lease_id for told in late))
+    rows = tx.ids(FIND_REFUSED, validation.valid_ids(told.lease_id for told in late))
     found = {row[0]: row for row in rows}
     placed = {}
     for told in late:
@@ -298,3 +416,27 @@ def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
         tx.execute(RECORD_REFUSAL, [tx.now_db, told.verb, reason, told.lease_id, told.token])
         placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state, reason)
     return placed
+
+
+def renew(
+    tx: Transaction, leases: Sequence[tuple[int, str, float]], *, waited_seconds: float = 0.0
+) -> set[int]:
+    """Extend leases given as (lease id, token, seconds from now); return the ids that were.
+
+    A lease that is not among them has ended or expired: its owner must stop and may not settle.
+    ``waited_seconds`` is how long ago the owner wanted to write and could not: a lease that was not
+    over by then is extended, if nobody has ended it meanwhile. While it is open nobody else can have
+    a token for its job.
+    """
+    if not leases:
+        return set()
+    params: list[Any] = []
+    for lease_id, token, seconds in leases:
+        if not validation.is_id(lease_id):
+            continue
+        params += (lease_id, token, tx.dialect.to_db(tx.now + timedelta(seconds=seconds)))
+    statement = RENEW.replace("{lookup}", tx.dialect.lookup(*RENEW_LOOKUP))
+    wanted = tx.now_db
+    if waited_seconds:
+        wanted = tx.dialect.to_db(tx.now - timedelta(seconds=waited_seconds))
+    return {row[0] for row in tx.rows(statement, RENEW_CASTS, params, tx.now_db, wanted)}

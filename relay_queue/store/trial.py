@@ -1,7 +1,9 @@
 """Trial: find out whether a row is at fault, or the table, a right, a sequence, a trigger around it.
 
-A step over many rows that fails is done again row by row. What fails then may be an altered row; but a
-fault of the tables makes healthy rows fail, too, and those must never be condemned.
+A step over many rows that fails is done again row by row. What fails then may be an altered row; but
+a fault of the tables makes healthy rows fail, too, and those must never be condemned. A job whose
+row is proven to be at fault goes dead, and nothing else of the row is read: a flipped bit must cost
+one job, not the worker that meets it, nor the jobs behind it.
 """
 
 from __future__ import annotations
@@ -14,22 +16,81 @@ from typing import Any, Final, Generic, TypeVar
 
 from django.db import DatabaseError
 
+from relay_queue import payload as payload_codec
 from relay_queue.backoff import Backoff
-from relay_queue.store.condemn import UNREADABLE, condemn, queue_of
-from relay_queue.store.enqueue import INSERT_JOB, insert_one
-from relay_queue.store.prepare import call
+from relay_queue.states import State
+from relay_queue.store.enqueue import INSERT_JOB, build_job, insert_one
 from relay_queue.store.queues import QueueLimits
-from relay_queue.store.records import Terms
+from relay_queue.store.records import JobOptions
 from relay_queue.store.transaction import Transaction, transaction
 
+UNREADABLE: Final = (DatabaseError, ValueError, TypeError, ArithmeticError)
+"""What reading an altered row may raise: undecodable text, a date that is none, a number that is
+text, a constraint that the row breaks as soon as it is touched."""
+
+FIND_STATE = """
+    SELECT queue, state FROM relay_queue_job WHERE id = %s AND state IN ('ready', 'running')
+"""
+"""Read where a job stands, and nothing else of it: only these two states lead to dead."""
+
+MARK_DEAD = """
+    UPDATE relay_queue_job SET state = 'dead', finished_at = %s, last_error = %s
+    WHERE id = %s AND state = %s
+"""
+"""Send a job to the dead letters whatever else its row says."""
+
+END_LEASE_AS_LOST = """
+    UPDATE relay_queue_lease SET ended_at = %s, outcome = 'lost'
+    WHERE job_id = %s AND ended_at IS NULL
+"""
+"""End its lease: nobody can know what came of it."""
+
+JOB_OF_LEASE = "SELECT job_id FROM relay_queue_lease WHERE id = %s AND token = %s"
+"""Find the job of a lease."""
+
 Item = TypeVar("Item")
+
 Result = TypeVar("Result")
 
 UNLIMITED: Final = QueueLimits(None, None, None, paused=False, unfinished=0)
 
+ALTERED: Final = "ChecksumMismatch: the stored job is not the one that was enqueued; it was not run"
+
+READ_SIGNED = """
+    SELECT queue, backend, task, payload, checksum, idempotency_key
+    FROM relay_queue_job WHERE id = %s
+"""
+"""Read what the checksum of one job is made of, and the checksum."""
+
+
+def queue_of(tx: Transaction, job_id: int) -> str | None:
+    """Return the queue of a ready or running job; None if there is no such job any more."""
+    rows = tx.fetch(FIND_STATE, [job_id])
+    return str(rows[0][0]) if rows else None
+
+
+def job_of_lease(tx: Transaction, lease_id: int, token: str) -> int | None:
+    """Return the id of a lease's job, or None if no lease has this id and token."""
+    rows = tx.fetch(JOB_OF_LEASE, [lease_id, token])
+    return int(rows[0][0]) if rows else None
+
+
+def mark_unreadable(tx: Transaction, job_id: int, error: Exception) -> bool:
+    """Make a ready or running job a dead letter because its row cannot be read; say whether it was.
+
+    Whoever asks must have proven that the row is at fault, as `relay_queue.store.trial` does.
+    """
+    rows = tx.fetch(FIND_STATE, [job_id])
+    for queue, state in rows:
+        message = f"Unreadable: the row of this job was altered ({type(error).__name__})"
+        tx.execute(END_LEASE_AS_LOST, [tx.now_db, job_id])
+        tx.execute(MARK_DEAD, [tx.now_db, message, job_id, state])
+        tx.move(queue, state, State.DEAD)
+    return bool(rows)
+
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[Item, Result]):
+class TrialStep(Generic[Item, Result]):
     """What is done with each of some rows.
 
     ``run`` does it with one and returns what came of it: records with a ``queue``, or nothing if
@@ -59,7 +120,7 @@ class Trial:
     def each(
         self,
         tx: Transaction,
-        step: Step[Item, Result],
+        step: TrialStep[Item, Result],
         items: Iterable[Item],
         *,
         enough: int = sys.maxsize,
@@ -104,7 +165,7 @@ class Trial:
             return None
 
     def _once_more(
-        self, tx: Transaction, step: Step[Item, Result], item: Item, *, keep: bool
+        self, tx: Transaction, step: TrialStep[Item, Result], item: Item, *, keep: bool
     ) -> Sequence[Result]:
         try:
             return _alone(step.run, item) if keep else _in_vain(step.run, item)
@@ -118,7 +179,7 @@ class Trial:
                 return step.blame(savepoint, item, fault)
             job_id = step.job_of(item)
             if job_id is not None:
-                condemn(savepoint, job_id, fault)
+                mark_unreadable(savepoint, job_id, fault)
             return []
 
         return self.spare(tx, step.name, blame) or []
@@ -139,8 +200,8 @@ def reraise_unless_harmless(tx: Transaction, error: Exception) -> None:
 
 def sound_job(tx: Transaction, queue: str) -> int:
     """Insert a ready job that is as it should be, and return its id. Only for savepoints that are undone."""
-    agreed = Terms(queue, "default", "sound", 0, None, 1, 60.0, None, Backoff())
-    inserted = insert_one(tx, call(agreed), UNLIMITED, INSERT_JOB)
+    options = JobOptions(queue, "default", "sound", 0, None, 1, 60.0, None, Backoff())
+    inserted = insert_one(tx, build_job(options), UNLIMITED, INSERT_JOB)
     assert inserted is not None, "no guard and no key can keep it out"
     return inserted.job_id
 
@@ -181,3 +242,25 @@ def _in_vain(act: Callable[[Transaction, Any], Sequence[Result]], item: Any) -> 
         savepoint.flush()
         raise _Undone
     return []
+
+
+class NoChecksumFits(ValueError):
+    """Checksums fail for a reason that is not in the rows: the columns may have another type now."""
+
+
+def fits(signed: Sequence[Any]) -> bool:
+    """Say whether the columns of ``READ_SIGNED`` are those of a job as it was enqueued."""
+    queue, backend, task, payload, checksum, key = signed
+    return bool(payload_codec.checksum(queue, backend, task, payload, key) == checksum)
+
+
+def require_sound(tx: Transaction, queue: str) -> None:
+    """Make sure, before jobs are condemned by their checksums, that the checksum of a new job fits.
+
+    A change of a column's type may alter what is read of every job. Raises `NoChecksumFits`.
+    """
+    if not passes(tx, queue, lambda where, job_id: fits(where.fetch(READ_SIGNED, [job_id])[0])):
+        raise NoChecksumFits(
+            "checksums of jobs do not fit, and that of a new job either does not or could not be "
+            "tried: was the type of a column of relay_queue_job changed?"
+        )

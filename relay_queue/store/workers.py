@@ -1,4 +1,10 @@
-"""The registry of workers, and the statistics that each of them writes for itself."""
+"""The registry of workers, their locks on a server, and the statistics that each writes for itself.
+
+On PostgreSQL the server drops a worker's lock when its session ends. The key is made from the
+worker's random incarnation, so a lock that is free says that this very worker has no session. It may
+still live: its connection was cut, or the server restarted and it has not been back. Then its leases
+end too early, and their tokens fence it like any other late owner.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,26 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from relay_queue import validation
 from relay_queue.states import WorkerOrder
-from relay_queue.store import bounds
 from relay_queue.store.transaction import Transaction
+from relay_queue.validation import is_incarnation
+
+if TYPE_CHECKING:
+    from relay_queue.store.transaction import Transaction
+
+
+RESTART_GRACE_SECONDS = 10
+"""After a start of the server all locks are free, and the living need time to take theirs again."""
+
+TRY_LOCKS = f"""
+    SELECT key FROM unnest(%s::bigint[]) AS wanted (key)
+    WHERE CASE WHEN now() - pg_postmaster_start_time() > interval '{RESTART_GRACE_SECONDS} seconds'
+               THEN pg_try_advisory_xact_lock(key) ELSE false END
+"""
+"""Take those of some workers' locks that are free, until the end of the transaction."""
 
 REGISTER = """
     INSERT INTO relay_queue_worker
@@ -76,12 +97,30 @@ ROLL_UP_ROWS = 500
 MINUTE_CASTS = ("text", "bigint", "timestamptz", *["int"] * 7, "text", "text")
 
 
+def lock_key(incarnation: object) -> int | None:
+    """Return the key of a worker's lock: the first half of its incarnation, as a signed number.
+
+    None for what is no incarnation: an altered row proves nothing of its worker.
+    """
+    if not is_incarnation(incarnation):
+        return None
+    return int.from_bytes(bytes.fromhex(incarnation[:16]), signed=True)
+
+
+def take_locks(tx: Transaction, keys: Sequence[int]) -> set[int]:
+    """Take the locks among these that nobody holds, until the commit; return their keys.
+
+    Until then nobody else can judge these workers, nor can they come back.
+    """
+    return {row[0] for row in tx.fetch(TRY_LOCKS, [list(keys)])} if keys else set()
+
+
 @dataclass(frozen=True, slots=True)
 class NewWorker:
     """What a worker says of itself when it starts.
 
     ``lock_device`` and ``lock_inode`` name the file that it has locked; ``session_lock`` says that
-    a session of its own holds the lock of `relay_queue.store.sessions`. Neither: nobody can prove
+    a session of its own holds the lock of `relay_queue.store.workers`. Neither: nobody can prove
     its death.
     """
 
@@ -148,7 +187,7 @@ def heartbeat(tx: Transaction, worker_id: int, totals: Totals, hindrance: str = 
 
 def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int:
     """Mark workers as ended, with the reason; return how many were not yet."""
-    worker_ids = bounds.ids(worker_ids)
+    worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return 0
     statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
@@ -162,7 +201,7 @@ def order_workers(
 
     They read it within about a second. A worker that has ended, or was told to stop, is passed over.
     """
-    worker_ids = bounds.ids(worker_ids)
+    worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return []
     statement = ORDER.format(ids=", ".join(["%s"] * len(worker_ids)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from django.db import Error
 
 from relay_queue import conf, store, wakeup
-from relay_queue.store.sessions import lock_key
+from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from relay_queue.db.beside import Folder
-from relay_queue.store.bounds import is_incarnation
+from relay_queue.validation import is_incarnation
 
 try:
     import fcntl

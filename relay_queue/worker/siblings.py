@@ -11,7 +11,7 @@ from relay_queue import store
 from relay_queue.query import looks
 from relay_queue.query.looks import OtherWorker
 from relay_queue.store.records import Recovered
-from relay_queue.store.sessions import RESTART_GRACE_SECONDS, lock_key, take_locks
+from relay_queue.store.workers import RESTART_GRACE_SECONDS, lock_key, take_locks
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import Liveness, LockIdentity, probe
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from relay_queue import store
 from relay_queue.exceptions import Unstorable
-from relay_queue.store.claim import take_one
+from relay_queue.store.grant import grant_one
 from relay_queue.store.records import Claim, Recovered, Settled, Settlement
 from relay_queue.worker import hooks
 from relay_queue.worker.held import Held
@@ -240,8 +240,8 @@ def _settle_unstorable(
 def _settling(
     tx: store.Transaction,
     blame: Callable[[store.Transaction, Settlement, Exception], Sequence[Settled]],
-) -> store.Step[Settlement, Settled]:
-    return store.Step(
+) -> store.TrialStep[Settlement, Settled]:
+    return store.TrialStep(
         SETTLE,
         lambda where, told: store.settle(where, [told]),
         job_of=lambda told: store.job_of_lease(tx, told.lease_id, told.token),
@@ -253,7 +253,7 @@ def _settling(
 def _settle_sound(tx: store.Transaction, job_id: int) -> bool:
     """Say whether a sound job can go on, and then succeed."""
     for verb in ("release", "ack"):
-        (claim,) = take_one(tx, job_id, None, None)
+        (claim,) = grant_one(tx, job_id, None, None)
         if store.settle(tx, [Settlement(verb, claim.lease_id, claim.token)])[0].reason:
             return False
     return True
@@ -262,7 +262,7 @@ def _settle_sound(tx: store.Transaction, job_id: int) -> bool:
 def _condemn(tx: store.Transaction, told: Settlement, error: Exception) -> list[Settled]:
     job_id = store.job_of_lease(tx, told.lease_id, told.token)
     if job_id is not None:
-        store.condemn(tx, job_id, error)
+        store.mark_unreadable(tx, job_id, error)
     return [Settled(told.lease_id, job_id, "", "", "the job's row cannot be read")]
 
 

@@ -48,7 +48,7 @@ SUSPICIOUS = [
 def plant(path: str, backend: str = "default") -> int:
     """Write a job with any path, as an intruder would who has the database."""
     with store.transaction() as tx:
-        planted = store.enqueue(tx, store.prepare(task="tests.tasks.noop"))
+        planted = store.enqueue(tx, store.new_job(task="tests.tasks.noop"))
     job = Job.objects.get(pk=planted.job_id)
     signed = checksum(job.queue, backend, path, job.payload, None)
     Job.objects.filter(pk=planted.job_id).update(task=path, backend=backend, checksum=signed)

@@ -49,11 +49,11 @@ def produce(seed: str, rounds: str) -> None:
     for number in range(int(rounds)):
         kinds = dice.choices(["succeed", "fail", "write", "snooze"], [5, 2, 2, 1], k=8)
         jobs = [
-            store.prepare(task=f"{TASKS}.{kind}", args=["x" * dice.choice([1, 50, 9000])])
+            store.new_job(task=f"{TASKS}.{kind}", args=["x" * dice.choice([1, 50, 9000])])
             for kind in kinds[: dice.choice([1, 1, 2, 8])]
         ]
         later = clock.now() + timedelta(days=1)
-        jobs.append(store.prepare(task=f"{TASKS}.succeed", args=["later"], run_after=later))
+        jobs.append(store.new_job(task=f"{TASKS}.succeed", args=["later"], run_after=later))
         with store.transaction() as tx:
             added = [one.job_id for one in store.enqueue_many(tx, jobs)]
         for job_id in added:

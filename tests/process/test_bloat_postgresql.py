@@ -126,7 +126,7 @@ def test_tables_stay_as_small_as_what_is_kept_however_many_jobs_pass_through(far
 
 def work_off(farm: Farm) -> None:
     """Put a wave of jobs through the workers, and prune the oldest ones meanwhile."""
-    job = store.prepare(task=chores.nothing.module_path)
+    job = store.new_job(task=chores.nothing.module_path)
     for start in range(0, WAVE, BATCH):
         farm.do(store.enqueue_many, [job] * min(BATCH, WAVE - start))
         prune()

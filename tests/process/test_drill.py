@@ -44,15 +44,15 @@ def sabotage():
     import re, sys
     from importlib import import_module
     from relay_queue.lab import project
-    claim, end = (import_module(f"relay_queue.store.{name}") for name in ("claim", "end"))
+    grant, settle = (import_module(f"relay_queue.store.{name}") for name in ("grant", "settle"))
     if "F1" not in sys.argv:  # which waits for what does happen
         project.PATIENCE_SECONDS = 6.0
     # Whoever knows the token of a lease may end it, at any time: no fence at all.
     guard = r"AND \S+ IS NULL AND \S+expires_at > %s"
-    end.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", end.END_LEASES)
+    settle.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", settle.END_LEASES)
     assert found == 1
     # Every checksum fits.
-    claim._condemn_altered = lambda tx, rows: rows
+    grant._bury_altered = lambda tx, rows: rows
 """
 
 FALSIFIED = """

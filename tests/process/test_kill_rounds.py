@@ -75,10 +75,10 @@ def play_round(farm: Farm, dice: random.Random) -> None:
 def enqueue_mixture(farm: Farm, dice: random.Random) -> None:
     """Enqueue what is quick, what is slow and what fails, in random order."""
     kinds = [
-        store.prepare(task=chores.note.module_path, args=[farm.effects]),
-        store.prepare(task=chores.note_slowly.module_path, args=[farm.effects, 0.1]),
-        store.prepare(task=chores.fail_times.module_path, args=[farm.effects, 1], max_attempts=9),
-        store.prepare(task=chores.fail_times.module_path, args=[farm.effects, 9], max_attempts=2),
+        store.new_job(task=chores.note.module_path, args=[farm.effects]),
+        store.new_job(task=chores.note_slowly.module_path, args=[farm.effects, 0.1]),
+        store.new_job(task=chores.fail_times.module_path, args=[farm.effects, 1], max_attempts=9),
+        store.new_job(task=chores.fail_times.module_path, args=[farm.effects, 9], max_attempts=2),
     ]
     with store.transaction() as tx:
         store.enqueue_many(tx, dice.choices(kinds, weights=[6, 10, 3, 1], k=JOBS))

@@ -174,7 +174,7 @@ def torment(farm: Farm, jobs: int, kills: int, dice: random.Random) -> Figures:
 def enqueue(farm: Farm, number: int, dice: random.Random) -> None:
     """Enqueue jobs that take a moment, so that a kill finds some at work."""
     kinds = [
-        store.prepare(
+        store.new_job(
             task=chores.note_slowly.module_path,
             args=[farm.effects, seconds],
             max_attempts=50,

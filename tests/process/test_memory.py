@@ -50,7 +50,7 @@ def assert_flat(farm: Farm, jobs: int) -> None:
 
 def run_many(farm: Farm, count: int) -> None:
     """Enqueue jobs in batches and wait until all are done."""
-    job = store.prepare(task=chores.nothing.module_path)
+    job = store.new_job(task=chores.nothing.module_path)
     for _ in range(count // 1_000):
         farm.do(store.enqueue_many, [job] * 1_000)
     farm.wait_finished(timeout=600)

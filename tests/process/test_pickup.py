@@ -157,7 +157,7 @@ def test_a_stopped_worker_does_not_keep_a_job_from_the_others(farm: Farm) -> Non
 
 def claimed_by_nobody(farm: Farm, lease_seconds: float) -> int:
     """Make a job that is leased to an owner who is not there, without a ring."""
-    job = store.prepare(
+    job = store.new_job(
         task=chores.note.module_path, args=[farm.effects], lease_seconds=lease_seconds
     )
     with store.transaction() as tx:

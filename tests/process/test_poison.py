@@ -91,7 +91,7 @@ def test_whatever_a_function_does_its_reason_is_stored_and_no_other_job_is_distu
         jobs[f"{kind} in a coroutine"] = farm.enqueue(poison, kind, max_attempts=1)
     neighbours.append(farm.enqueue(chores.wait_asynchronously, "/", max_attempts=1))
     with store.transaction() as tx:
-        jobs["deleted"] = store.enqueue(tx, store.prepare(task=DELETED)).job_id
+        jobs["deleted"] = store.enqueue(tx, store.new_job(task=DELETED)).job_id
     neighbours.append(farm.enqueue(chores.write_together, "after all", "/", max_attempts=1))
     for job in jobs.values():
         farm.wait_state(job, "dead", "succeeded")
@@ -238,7 +238,7 @@ def test_a_function_that_keeps_the_interpreter_hurts_only_its_own_process(farm: 
 
 def test_two_jobs_of_a_module_that_is_being_imported_both_run(farm: Farm) -> None:
     with store.transaction() as tx:
-        job = store.prepare(task="tests.process.slow_import.nothing")
+        job = store.new_job(task="tests.process.slow_import.nothing")
         store.enqueue_many(tx, [job] * 8)
     farm.work(concurrency=8)
     farm.wait_finished()

@@ -123,7 +123,7 @@ def test_claims_that_wait_for_their_thread_are_handed_back_too(farm: Farm) -> No
 def test_a_worker_under_load_stops_politely(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 30
     with store.transaction() as tx:
-        task = store.prepare(task=chores.note.module_path, args=[farm.effects])
+        task = store.new_job(task=chores.note.module_path, args=[farm.effects])
         store.enqueue_many(tx, [task] * 3000)
     workers = farm.work(processes=2)
     wait_until(lambda: len(farm.runs()) > 100)

@@ -37,7 +37,7 @@ def undone(engine: str) -> Iterator[None]:
 def enqueue(count: int = 1, **options: object) -> list[int]:
     options.setdefault("task", "tests.tasks.anything")
     with store.transaction() as tx:
-        jobs = [store.prepare(args=[n], kwargs={}, **options) for n in range(count)]
+        jobs = [store.new_job(args=[n], kwargs={}, **options) for n in range(count)]
         return [enqueued.job_id for enqueued in store.enqueue_many(tx, jobs)]
 
 
@@ -334,7 +334,7 @@ def _enqueue_some(rng: random.Random, tx: store.Transaction) -> None:
     store.enqueue_many(
         tx,
         [
-            store.prepare(
+            store.new_job(
                 task="tests.tasks.anything",
                 args=[rng.random()],
                 kwargs={},

@@ -17,7 +17,7 @@ ENQUEUE = """
 from relay_queue import store
 with store.transaction() as tx:
     store.enqueue_many(tx, [
-        store.prepare(task="tests.tasks.anything", args=["x" * 300], kwargs={})
+        store.new_job(task="tests.tasks.anything", args=["x" * 300], kwargs={})
         for _ in range(400)
     ])
 """

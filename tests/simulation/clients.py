@@ -61,7 +61,7 @@ class Producer(Actor):
         limit = dice.choice((1, 2, 2, 3, 5))
         delay = dice.choice((0, 0, 0, 0, 3, 40))
         due = self.world.now + self.skew + timedelta(seconds=delay)
-        job = store.prepare(
+        job = store.new_job(
             task="tests.tasks.anything",
             kwargs={"label": label},
             queue=queue,

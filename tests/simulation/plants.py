@@ -25,9 +25,9 @@ from tests.simulation.scratch import Connection, Scratch
 from tests.simulation.world import World
 
 # By name: the package shadows some of these modules with the verb of the same name.
-claim, end, enqueue, operate, recover, renew, settle, tokens = (
+claim, enqueue, grant, operate, recover, settle = (
     import_module(f"relay_queue.store.{name}")
-    for name in ("claim", "end", "enqueue", "operate", "recover", "renew", "settle", "tokens")
+    for name in ("claim", "enqueue", "grant", "operate", "recover", "settle")
 )
 
 Planting = Callable[[], Any]
@@ -81,17 +81,17 @@ def _idle(module: ModuleType, name: str) -> Any:
 
 def no_token_in_the_guard() -> Any:
     """Whoever knows a lease's id may end it."""
-    return _without(end, "END_LEASES", r"relay_queue_lease\.token = told\.token")
+    return _without(settle, "END_LEASES", r"relay_queue_lease\.token = told\.token")
 
 
 def no_ended_check_in_the_guard() -> Any:
     """A lease that was ended by others can be ended again by its owner."""
-    return _without(end, "END_LEASES", r"relay_queue_lease\.(?:ended_at|outcome) IS NULL")
+    return _without(settle, "END_LEASES", r"relay_queue_lease\.(?:ended_at|outcome) IS NULL")
 
 
 def no_token_in_renewal() -> Any:
     """Whoever knows a lease's id may extend it."""
-    return _without(renew, "RENEW", r"relay_queue_lease\.token = owner\.token")
+    return _without(settle, "RENEW", r"relay_queue_lease\.token = owner\.token")
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def expiry_by_the_owners_clock() -> Iterator[None]:
 
 def tokens_are_reused() -> Any:
     """Every lease gets the same token."""
-    return mock.patch.object(tokens, "os", SimpleNamespace(urandom=bytes))
+    return mock.patch.object(grant, "os", SimpleNamespace(urandom=bytes))
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def do(
 
 def job(**options: Any) -> store.NewJob:
     """Prepare a job; only what a test names differs from the defaults."""
-    return store.prepare(**{"task": TASK, **options})
+    return store.new_job(**{"task": TASK, **options})
 
 
 def enqueue(**options: Any) -> int:

@@ -24,8 +24,8 @@ from relay_queue.exceptions import IdempotencyConflict, QueueFull
 from relay_queue.models import Lease, QueueCount, Worker
 from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
+from relay_queue.store.dialects.pg_cursor import PreparedCursor
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
-from relay_queue.store.dialects.prepared import PreparedCursor
 from tests import tasks
 from tests.conftest import PATIENCE_SECONDS, wait_until
 from tests.store.actions import (
@@ -339,7 +339,7 @@ def test_whoever_stands_alone_waits_for_those_who_hold_leases(other: Other) -> N
     held = claim(1)[0]
     with store.transaction() as tx:
         store.renew(tx, [(held.lease_id, held.token, 60.0)])
-        alone = other.starts(lambda: do(store.stand_alone))
+        alone = other.starts(lambda: do(store.lock_lease_table))
         assert waits(alone)
     alone.result(PATIENCE_SECONDS)
 
@@ -466,7 +466,7 @@ def test_an_enqueue_that_a_deadlock_undid_is_begun_again(
     with deadlock(other) as (crosswise, tries):
 
         def put_crosswise(tx: store.Transaction, wanted: store.NewJob) -> store.Enqueued:
-            is_ours = wanted.terms.task == tasks.note.module_path
+            is_ours = wanted.options.task == tasks.note.module_path
             return crosswise(tx) if is_ours else put(tx, wanted)
 
         monkeypatch.setattr(store, "enqueue", put_crosswise)

@@ -12,7 +12,7 @@ from relay_queue.models import Job, QueueCount
 from relay_queue.operations import REQUEUE
 from relay_queue.query import looks
 from relay_queue.store import Settlement
-from relay_queue.store.operate import recount
+from relay_queue.store.queues import recount
 from tests.store.actions import (
     Wall,
     ack,

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from relay_queue import store
+from relay_queue import store, validation
 from relay_queue.compat import TaskResultDoesNotExist
 from relay_queue.exceptions import JobNotFound
 from relay_queue.operations import CANCEL, REQUEUE
 from relay_queue.query import ledger
 from relay_queue.results import stored_result
 from relay_queue.states import State, WorkerOrder
-from relay_queue.store import bounds
 from tests.store.actions import claim_one, do, enqueue, nothing_written, read
 
 pytestmark = pytest.mark.usefixtures("wall")
@@ -38,7 +37,7 @@ def test_verbs_on_jobs_pass_over_ids_that_no_row_can_have() -> None:
             changed = do(verb, BEYOND)
             assert (changed.job_ids, changed.skipped) == ([], {})
         assert do(store.set_priority, BEYOND, 3).job_ids == []
-    assert do(store.cancel, [*BEYOND, job_id, bounds.MAX_ID]).job_ids == [job_id]
+    assert do(store.cancel, [*BEYOND, job_id, validation.MAX_ID]).job_ids == [job_id]
 
 
 @pytest.mark.parametrize("verb", [CANCEL.change_one, REQUEUE.change_one])

@@ -19,7 +19,7 @@ from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.walk import Reader
 from relay_queue.query import looks
 from relay_queue.store import Settlement
-from relay_queue.store.dialects.prepared import PreparedCursor
+from relay_queue.store.dialects.pg_cursor import PreparedCursor
 from tests.store.actions import (
     Wall,
     after,

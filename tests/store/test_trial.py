@@ -9,8 +9,8 @@ import pytest
 
 from relay_queue import clock, store
 from relay_queue.models import Job, Lease
-from relay_queue.store.altered import NoChecksumFits
 from relay_queue.store.records import Claim, Recovered, Settlement
+from relay_queue.store.trial import NoChecksumFits
 from relay_queue.worker.tick import SETTLE, settle_each
 from tests.refusing import refusing
 from tests.store import actions

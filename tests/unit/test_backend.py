@@ -349,7 +349,7 @@ def test_worker_ids_are_incarnations_of_charged_leases() -> None:
 
 def test_result_of_a_vanished_task_is_a_mismatch(backend: RelayBackend) -> None:
     with store.transaction() as tx:
-        enqueued = store.enqueue(tx, store.prepare(task="tests.tasks.removed"))
+        enqueued = store.enqueue(tx, store.new_job(task="tests.tasks.removed"))
     with pytest.raises(TaskResultMismatch, match=r"tests\.tasks\.removed"):
         backend.get_result(str(enqueued.job_id))
 

@@ -11,7 +11,7 @@ import pytest
 
 from relay_queue.query import looks, reads
 from relay_queue.query.looks import OtherWorker
-from relay_queue.store.sessions import RESTART_GRACE_SECONDS, lock_key
+from relay_queue.store.workers import RESTART_GRACE_SECONDS, lock_key
 from relay_queue.worker import siblings as module
 from relay_queue.worker.liveness import LivenessLock, LockIdentity, Probe, probe
 from relay_queue.worker.siblings import CONFIRM_SECONDS, WATCHED, DeadSiblings

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from relay_queue.admin import sight
 from relay_queue.admin.acts.catalogue import Act, Done
 from relay_queue.admin.acts.doing import BATCH, attempt, do, tell
-from relay_queue.store.bounds import is_storable
+from relay_queue.validation import is_storable
 
 if TYPE_CHECKING:
     from relay_queue.admin.reading import ReadingAdmin as Base

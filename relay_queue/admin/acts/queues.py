@@ -24,7 +24,7 @@ from relay_queue.admin.acts.pages import Acts
 from relay_queue.admin.words import number
 from relay_queue.models import Queue
 from relay_queue.operations import SET_LIMITS
-from relay_queue.store.operate import MAX_LIMIT
+from relay_queue.store.queues import MAX_LIMIT
 
 (LIMITS,) = SET_LIMITS.buttons
 LIMIT_QUEUE = f"{APP}.{LIMITS.permission}"

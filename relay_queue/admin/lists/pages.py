@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from django.utils.dateparse import parse_datetime
 
 from relay_queue.admin.lists.walk import Counted, Place, Reader
-from relay_queue.store.bounds import MAX_ID
+from relay_queue.validation import MAX_ID
 
 REACH: Final = 10_000
 """Rows that one jump may skip."""

@@ -16,8 +16,7 @@ from psycopg.conninfo import make_conninfo
 from relay_queue import clock
 from relay_queue.db.watched import is_watched
 from relay_queue.store.dialects.base import Dialect, Trouble
-from relay_queue.store.dialects.brief import Brief
-from relay_queue.store.dialects.prepared import STALE, PreparedCursor, array, numbered
+from relay_queue.store.dialects.pg_cursor import STALE, Brief, PreparedCursor, array, numbered
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

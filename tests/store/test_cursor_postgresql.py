@@ -12,18 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay_queue.store.dialects import prepared
+from relay_queue.store.dialects import pg_cursor
+from relay_queue.store.dialects.pg_cursor import PreparedCursor, array, numbered
 from relay_queue.store.dialects.postgresql import BEGIN_AS_WORKER, PostgreSQLDialect
-from relay_queue.store.dialects.prepared import PreparedCursor, array, numbered
 from tests import postgresql
 from tests.store.actions import connection
 
 # Not by name: the package has verbs of these names.
 claiming = import_module("relay_queue.store.claim")
-ending = import_module("relay_queue.store.end")
-renewing = import_module("relay_queue.store.renew")
 settling = import_module("relay_queue.store.settle")
-taking = import_module("relay_queue.store.take")
+granting = import_module("relay_queue.store.grant")
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 
@@ -111,7 +109,7 @@ def test_nothing_stays_prepared_where_it_could_be_lost(
 def test_a_connection_keeps_only_so_many_statements(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "MOST_PREPARED", 5)
+    monkeypatch.setattr(pg_cursor, "MOST_PREPARED", 5)
     cursor = opened()
     for number in range(20):
         assert one(cursor, f"SELECT $1 + {number}", 1) == 1 + number
@@ -171,7 +169,7 @@ def test_an_answer_of_a_transaction_that_is_undone_is_not_kept(opened: Open, sen
 def test_many_rows_of_values_and_large_ones_pass_at_once(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "EXCHANGED_AT_ONCE", 7)
+    monkeypatch.setattr(pg_cursor, "EXCHANGED_AT_ONCE", 7)
     cursor = opened()
     rows = [(number, "x" * 300_000) for number in range(20)]
     answers = list(cursor.execute_each("SELECT $1, $2::text", rows))
@@ -181,7 +179,7 @@ def test_many_rows_of_values_and_large_ones_pass_at_once(
 def test_large_rows_are_exchanged_by_fewer_at_once(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "EXCHANGED_BYTES", 1_000)
+    monkeypatch.setattr(pg_cursor, "EXCHANGED_BYTES", 1_000)
     cursor = opened()
     exchange, sizes = cursor._exchange, []
 
@@ -214,14 +212,14 @@ def test_a_connection_that_was_ended_is_an_operational_error(opened: Open) -> No
 
 
 STATEMENTS = {
-    "end and succeed": (ending.END_AND_SUCCEED, ending.CHAIN_CASTS, 2),
-    "start and grant": (claiming.START_AND_GRANT, claiming.GRANT_CASTS, 1),
+    "end and succeed": (settling.END_AND_SUCCEED, settling.CHAIN_CASTS, 2),
+    "start and grant": (granting.START_AND_GRANT, granting.GRANT_CASTS, 1),
     "move": (settling.MOVE, settling.MOVE_CASTS, 1),
-    "renew": (renewing.RENEW, renewing.RENEW_CASTS, 1),
+    "renew": (settling.RENEW, settling.RENEW_CASTS, 1),
 }
 """Statements that change rows by id: their types, and how many tables they look into."""
 
-LOOKUPS = {settling.MOVE: settling.MOVE_LOOKUP, renewing.RENEW: renewing.RENEW_LOOKUP}
+LOOKUPS = {settling.MOVE: settling.MOVE_LOOKUP, settling.RENEW: settling.RENEW_LOOKUP}
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +285,7 @@ def test_a_claim_planned_while_tables_were_small_changes_jobs_where_it_found_the
         only=claiming.STILL_UNLIMITED,
         lock=PostgreSQLDialect.skip_locked,
     )
-    plan = plan_of(small_tables[state], taking.TAKE.replace("{pick}", pick), ())
+    plan = plan_of(small_tables[state], granting.PICK_START_AND_GRANT.replace("{pick}", pick), ())
     (search, found), (change, place) = scans_of(plan, "relay_queue_job")
     assert "relay_job_ready on" in search, "\n".join(plan)
     assert "Index Cond: ((queue)::text = " in found, "\n".join(plan)

@@ -20,7 +20,7 @@ def is_id(value: int) -> bool:
     return 0 < value <= MAX_ID
 
 
-def ids(values: Iterable[int]) -> list[int]:
+def valid_ids(values: Iterable[int]) -> list[int]:
     """Return the ids that rows can have, each once, in the order given; the others are unknown."""
     return [value for value in dict.fromkeys(values) if is_id(value)]
 
@@ -41,7 +41,7 @@ def is_storable(value: str) -> bool:
     return "\x00" not in value and (value.isascii() or _encodes(value))
 
 
-def text(name: str, value: object, limit: int) -> str:
+def require_text(name: str, value: object, limit: int) -> str:
     """Return a string of 1 to ``limit`` characters that every database can store."""
     if not isinstance(value, str):
         raise InvalidJob(f"{name} must be a string, not {type(value).__name__}")
@@ -54,7 +54,7 @@ def text(name: str, value: object, limit: int) -> str:
     return plain
 
 
-def whole(name: str, value: object, low: int, high: int) -> int:
+def require_int(name: str, value: object, low: int, high: int) -> int:
     """Return a whole number between two bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidJob(
@@ -65,7 +65,7 @@ def whole(name: str, value: object, low: int, high: int) -> int:
     return int(value)
 
 
-def seconds(name: str, value: object, low: float, high: float) -> float:
+def require_seconds(name: str, value: object, low: float, high: float) -> float:
     """Return a finite number of seconds between two bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidJob(
@@ -79,7 +79,7 @@ def seconds(name: str, value: object, low: float, high: float) -> float:
     return float(value)
 
 
-def moment(name: str, value: object) -> datetime:
+def require_aware(name: str, value: object) -> datetime:
     """Return an aware datetime in UTC."""
     if not isinstance(value, datetime):
         raise InvalidJob(f"{name} must be a datetime, not {shown(value)}")
@@ -91,9 +91,9 @@ def moment(name: str, value: object) -> datetime:
         raise InvalidJob(f"{name} {value!r} has no equivalent in UTC") from None
 
 
-def run_after(value: object, max_defer_seconds: float) -> datetime:
+def require_run_after(value: object, max_defer_seconds: float) -> datetime:
     """Return the time of a deferred job, not too far ahead."""
-    due = moment("run_after", value)
+    due = require_aware("run_after", value)
     if (due - clock.now()).total_seconds() > max_defer_seconds:
         raise InvalidJob(
             f"run_after {due.isoformat()} is more than {max_defer_seconds:g} seconds ahead; "
@@ -102,7 +102,7 @@ def run_after(value: object, max_defer_seconds: float) -> datetime:
     return due
 
 
-def call(args: Any, kwargs: Any) -> None:
+def require_arguments(args: Any, kwargs: Any) -> None:
     """Check that these are positional and keyword arguments, not a string or a mapping by slip."""
     if type(args) in (list, tuple) and type(kwargs) is dict:
         return  # what nearly everybody passes, asked without the abstract classes

@@ -11,12 +11,17 @@ import select
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
+from django.db.transaction import Atomic
 from psycopg import errors, pq
 from psycopg.adapt import AdaptersMap, Transformer
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
 
 # The driver's own: Django's loader of times, for one, is written in Python.
 ADAPTERS: Final = AdaptersMap(psycopg.adapters)
@@ -25,6 +30,7 @@ MOST_PREPARED: Final = 200
 """Statements that a connection keeps: beyond that it begins anew."""
 
 EXCHANGED_AT_ONCE: Final = 500
+
 EXCHANGED_BYTES: Final = 4 * 1024 * 1024
 """Rows of `PreparedCursor.execute_each` that wait in memory for their answers, and about how many bytes
 of values: one row more, which a payload bounds, than fits."""
@@ -39,6 +45,11 @@ _OIDS: Final[dict[type, int]] = {
     for type_, name in ((int, "int8"), (float, "float8"), (bool, "bool"), (datetime, "timestamptz"))
 }
 """The types that are told to the server; it finds out the others, texts among them, by itself."""
+
+_Key = tuple[str, tuple[int, ...]]
+"""A statement, and the types of its values."""
+
+_lines: WeakKeyDictionary[psycopg.Connection[Any], _Line] = WeakKeyDictionary()
 
 
 class _Message(NamedTuple):
@@ -61,12 +72,6 @@ class _Line:
         self.descriptor = descriptor
         self.poll = select.poll()
         self.poll.register(descriptor, select.POLLIN)
-
-
-_Key = tuple[str, tuple[int, ...]]
-"""A statement, and the types of its values."""
-
-_lines: WeakKeyDictionary[psycopg.Connection[Any], _Line] = WeakKeyDictionary()
 
 
 class PreparedCursor:
@@ -276,11 +281,6 @@ def _message(statement: str, params: Sequence[Any] = ()) -> _Message:
     return _Message(statement, oids, [None if value is None else _text(value) for value in params])
 
 
-OWN_BEGIN: Final = _message("BEGIN ISOLATION LEVEL READ COMMITTED")
-"""Whatever the level of the connection, the role or the database is: what is counted after the wait for
-a lock must not come from a snapshot that was taken before it, or limits are passed."""
-
-
 def array(values: Sequence[Any], cast: str) -> str:
     """Return an array as the server reads it."""
     if cast == "text":
@@ -314,3 +314,48 @@ def _text(value: Any) -> bytes:
     if isinstance(value, list):
         return array(value, "text" if any(isinstance(v, str) for v in value) else "").encode()
     raise errors.ProgrammingError(f"cannot send {value!r} of type {type(value).__name__}")
+
+
+class Brief(Atomic):
+    """``with Brief(connection):``, for code that sends BEGIN first and COMMIT last by itself.
+
+    It must be the outermost block of a connection in autocommit mode.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        super().__init__(connection.alias, savepoint=True, durable=False)
+        self._connection: Any = connection
+
+    def __enter__(self) -> None:
+        """Note that a transaction is open."""
+        db = self._connection
+        db.ensure_connection()
+        db.commit_on_exit = True
+        db.needs_rollback = False
+        db.autocommit = False
+        db.in_atomic_block = True
+        db.atomic_blocks.append(self)
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Note that it was committed, or roll back as Django does."""
+        db = self._connection
+        # A savepoint that is left is a block inside that somebody did not leave.
+        if (
+            exc_type is not None
+            or db.needs_rollback
+            or db.closed_in_transaction
+            or db.savepoint_ids
+        ):
+            super().__exit__(exc_type, exc_value, traceback)
+            return
+        db.atomic_blocks.pop()
+        db.in_atomic_block = False
+        db.autocommit = True
+        db.errors_occurred = False
+        if db.run_on_commit:
+            db.run_and_clear_commit_hooks()
+
+
+OWN_BEGIN: Final = _message("BEGIN ISOLATION LEVEL READ COMMITTED")
+"""Whatever the level of the connection, the role or the database is: what is counted after the wait for
+a lock must not come from a snapshot that was taken before it, or limits are passed."""

@@ -1,0 +1,327 @@
+"""Grant: start the picked jobs, and open a lease with a token of its own for each. Both engines, side by side."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from relay_queue import clock
+from relay_queue.states import State
+from relay_queue.store.records import SUSPECT_LOSSES, Claim
+from relay_queue.store.transaction import Transaction
+from relay_queue.store.trial import ALTERED, fits, require_sound
+
+TOKEN_BYTES = 16
+"""Random bytes in a token: nobody guesses 128 bits."""
+
+Pick = tuple[Any, ...]
+"""The row of a picked job: its id, whether it is a suspect, and unless careful its terms."""
+
+PICKED = f"id, losses >= {SUSPECT_LOSSES}"
+"""What tells whether a job is to be taken; it can be read even of a row that was altered."""
+
+COLUMNS = """, queue, backend, task, payload, checksum, idempotency_key, priority, attempt + 1,
+    attempt_base + max_attempts - attempt - 1, lease_seconds, timeout_seconds,
+    CAST(created_at AS text), CAST(available_at AS text), {clock}"""
+"""What else its owner must know, as it will be once an attempt is charged."""
+
+READ_READY = "SELECT {columns} FROM relay_queue_job WHERE id = %s AND state = 'ready'"
+"""Read one job that was picked."""
+
+START = """
+    UPDATE relay_queue_job
+    SET state = 'running', attempt = attempt + 1, started_at = COALESCE(started_at, %s)
+    WHERE id IN ({ids}) AND state = 'ready'
+    RETURNING id
+"""
+"""Move picked jobs to running and charge an attempt."""
+
+GRANT = """
+    INSERT INTO relay_queue_lease
+        (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
+         refused_verb, refused_reason)
+    SELECT job_id, attempt, token, expires_at, CAST(%s AS bigint), %s, '', '', '', ''
+    FROM granted WHERE job_id IS NOT NULL
+    RETURNING job_id, id
+"""
+"""Open a lease for each started job."""
+
+GRANT_ROWS = f"WITH granted (job_id, attempt, token, expires_at) AS ({{rows}}) {GRANT}"
+
+START_AND_GRANT = f"""
+    WITH picked (job_id, attempt, token, expires_at) AS ({{rows}}),
+    started AS (
+        UPDATE relay_queue_job
+        SET state = 'running', attempt = picked.attempt, started_at = COALESCE(started_at, %s)
+        FROM picked
+        WHERE relay_queue_job.id = ANY(ARRAY(SELECT job_id FROM picked))
+          AND relay_queue_job.id = picked.job_id AND relay_queue_job.state || '' = 'ready'
+        RETURNING relay_queue_job.id),
+    granted AS (SELECT picked.* FROM picked JOIN started ON started.id = picked.job_id)
+    {GRANT}
+"""
+"""Both in one statement; see `settle.END_AND_SUCCEED` for the array. The state is asked for in a way that
+no index answers: the one of ready jobs would be walked over instead."""
+
+BURY_ALTERED = """
+    UPDATE relay_queue_job SET state = 'dead', finished_at = %s, last_error = %s
+    WHERE id IN ({ids}) AND state = 'ready'
+"""
+"""Take altered jobs out: no function may see them, no attempt is used."""
+
+GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
+
+LEASE_SECONDS = 11
+"""The place of ``lease_seconds`` in a pick."""
+
+CLOCK = 15
+"""The place of what the server's clock said when the job was picked."""
+
+PICK_START_AND_GRANT = f"""
+    WITH picked AS (
+        SELECT place, losses, (%s::text[])[row_number() OVER ()] AS token FROM ({{pick}}) AS first),
+    looked AS (
+        SELECT GREATEST(%s::timestamptz, COALESCE(%s::timestamptz, {{clock}})) AS at
+        FROM picked HAVING max(losses) < {SUSPECT_LOSSES}),
+    started AS (
+        UPDATE relay_queue_job
+        SET state = 'running', attempt = attempt + 1,
+            started_at = COALESCE(started_at, (SELECT at FROM looked))
+        FROM picked
+        WHERE relay_queue_job.ctid = picked.place AND state = 'ready'
+          AND EXISTS (SELECT 1 FROM looked)
+        RETURNING rank, id, queue, backend, task, payload, checksum, idempotency_key, priority,
+            attempt, attempt_base + max_attempts - attempt AS attempts_left,
+            COALESCE(%s::float8, lease_seconds) AS lease_seconds, timeout_seconds,
+            created_at, available_at, token, (SELECT at FROM looked) AS acquired_at),
+    granted AS (
+        INSERT INTO relay_queue_lease
+            (job_id, attempt, token, expires_at, worker_id, acquired_at, error, traceback,
+             refused_verb, refused_reason)
+        SELECT id, attempt, token, acquired_at + lease_seconds * interval '1 second',
+               %s::bigint, acquired_at, '', '', '', ''
+        FROM started
+        RETURNING id, job_id)
+    SELECT (ARRAY(SELECT id FROM granted ORDER BY job_id))[row_number() OVER (ORDER BY id)],
+           token, id, queue, backend, task, payload, checksum, idempotency_key, priority,
+           attempt, attempts_left, lease_seconds, timeout_seconds,
+           CAST(created_at AS text), CAST(available_at AS text), CAST(acquired_at AS text)
+    FROM started ORDER BY rank, id
+"""
+"""Pick the first ready jobs, move them to running, charge an attempt and open a lease for each.
+
+They are locked first, all of them, then the clock is read, and then they are changed where they lie:
+a place in a table is good for as long as one statement holds the lock. Nothing is taken if there is
+a suspect among them: how many of those may be taken, and who is passed over for them, is for `claim`
+to deal with. Jobs and leases are paired in the order of the jobs' ids, for two reasons: the sequence of
+leases may be drawn from only by the insert itself, where a role has rights on tables alone; and of two
+sets without an index a join would compare each with each."""
+
+TAKE_BACK = "DELETE FROM relay_queue_lease WHERE id IN ({ids})"
+"""Take back leases that were granted a moment ago in the same transaction."""
+
+BURY_TAKEN = """
+    UPDATE relay_queue_job
+    SET state = 'dead', finished_at = %s, last_error = %s, attempt = attempt - 1,
+        started_at = NULLIF(started_at, %s)
+    WHERE id IN ({ids}) AND state = 'running'
+"""
+"""Take altered jobs out as if they had not been started now: an earlier start stays."""
+
+
+def draw_tokens(count: int) -> list[str]:
+    """Return new tokens, 32 hexadecimal digits each."""
+    # One draw for all: the system call costs more than the randomness.
+    drawn, width = os.urandom(TOKEN_BYTES * count).hex(), TOKEN_BYTES * 2
+    return [drawn[place : place + width] for place in range(0, len(drawn), width)]
+
+
+@lru_cache(maxsize=8)
+def pick_columns(clock: str) -> str:
+    """Return the columns to read of a job that is picked; ``clock`` is the expression for the clock of the server."""
+    return PICKED + COLUMNS.format(clock=clock)
+
+
+def grant(
+    tx: Transaction, picks: list[Pick], worker_id: int | None, lease_seconds: float | None
+) -> list[Claim]:
+    """Start jobs and grant their leases; the answers are in the order of the picks."""
+    sound = _bury_altered(tx, picks)
+    if not sound:
+        return []
+    now = _granted_at(tx, sound)
+    claims, params = _prepare(tx, sound, lease_seconds, now)
+    lease_ids = _start(tx, params, worker_id, tx.dialect.to_db(now))
+    claims = [claimed for claimed in claims if claimed.job_id in lease_ids]
+    for claimed in claims:
+        claimed.lease_id = lease_ids[claimed.job_id]
+    for queue, n in Counter(claimed.queue for claimed in claims).items():
+        tx.move(queue, State.READY, State.RUNNING, n)
+    return claims
+
+
+def grant_one(
+    tx: Transaction, job_id: int, worker_id: int | None, lease_seconds: float | None
+) -> list[Claim]:
+    """Take one job, if it is still ready."""
+    picks = tx.fetch(READ_READY.format(columns=pick_columns(tx.dialect.clock)), [job_id])
+    return grant(tx, picks, worker_id, lease_seconds)
+
+
+def _bury_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
+    """Return the picks whose checksum fits; the others go dead."""
+    sound: list[Pick] = []
+    altered: list[Pick] = []
+    for pick in picks:
+        (sound if fits(pick[2:8]) else altered).append(pick)
+    if altered:
+        if not sound:
+            require_sound(tx, altered[0][2])
+        tx.ids(BURY_ALTERED, [pick[0] for pick in altered], tx.now_db, ALTERED)
+        for pick in altered:
+            tx.move(pick[2], State.READY, State.DEAD)
+    return sound
+
+
+def _granted_at(tx: Transaction, picks: list[Pick]) -> datetime:
+    """Return when leases on these jobs begin: not before their last ones have ended.
+
+    Where many write at once, another transaction may have ended one after ours read the clock, and
+    before it looked for jobs.
+    """
+    readings = [pick[CLOCK] for pick in picks if pick[CLOCK] is not None]
+    if not readings:
+        return tx.now
+    return max(tx.now, clock.of_database(tx.dialect.from_db(max(readings))))
+
+
+def _start(
+    tx: Transaction, params: list[Any], worker_id: int | None, now_db: Any
+) -> dict[int, int]:
+    """Move jobs to running, each with a lease; return the leases of those that were still ready."""
+    if tx.dialect.chains_writes:
+        rest = (now_db, worker_id, now_db)
+        return dict(tx.rows(START_AND_GRANT, GRANT_CASTS, params, *rest))
+    width = len(GRANT_CASTS)
+    started = {row[0] for row in tx.ids(START, params[::width], now_db)}
+    if len(started) * width < len(params):
+        rows = [params[place : place + width] for place in range(0, len(params), width)]
+        params = [value for row in rows if row[0] in started for value in row]
+    return dict(tx.rows(GRANT_ROWS, GRANT_CASTS, params, worker_id, now_db))
+
+
+def _prepare(
+    tx: Transaction, picks: list[Pick], lease_seconds: float | None, now: datetime
+) -> tuple[list[Claim], list[Any]]:
+    """Return the claims, still without the ids of their leases, and the rows for these."""
+    claims = []
+    params: list[Any] = []
+    spans: dict[float, _Span] = {}
+    for pick, token in zip(picks, draw_tokens(len(picks)), strict=True):
+        seconds = pick[LEASE_SECONDS] if lease_seconds is None else lease_seconds
+        span = spans.get(seconds)
+        if span is None:
+            until = now + timedelta(seconds=seconds)
+            span = spans[seconds] = _Span(seconds, now, until, tx.dialect.to_db(until))
+        claimed = _claim_of_pick(tx, pick, token, span)
+        claims.append(claimed)
+        params += (claimed.job_id, claimed.attempt, token, span.until_db)
+    return claims, params
+
+
+class _Span(NamedTuple):
+    """The life of leases of one length."""
+
+    seconds: float
+    since: datetime
+    until: datetime
+    until_db: Any
+
+
+def _claim_of_pick(tx: Transaction, pick: Pick, token: str, span: _Span) -> Claim:
+    (job_id, suspect, queue, backend, task, payload, _, key, priority, attempt, left) = pick[:11]
+    (_, timeout_seconds, created, available) = pick[LEASE_SECONDS:CLOCK]
+    created_at = tx.dialect.from_db(created)
+    ready_at = created_at if available == created else tx.dialect.from_db(available)
+    return Claim(
+        0,  # the lease's id, known once it is inserted
+        token,
+        job_id,
+        queue,
+        backend,
+        task,
+        payload,
+        key,
+        priority,
+        attempt,
+        left,
+        bool(suspect),
+        span.seconds,
+        None if timeout_seconds is None else float(timeout_seconds),
+        created_at,
+        span.since,
+        span.until,
+        max(0.0, (span.since - ready_at).total_seconds()),
+    )
+
+
+def start_and_grant(
+    tx: Transaction,
+    pick: str,
+    params: Sequence[Any],
+    *,
+    worker_id: int | None,
+    lease_seconds: float | None,
+    drawn: list[str],
+) -> list[Claim]:
+    """Claim the jobs that ``pick`` finds, each under one of the tokens ``drawn``; none if one is a suspect.
+
+    ``pick`` selects ``ctid AS place`` and ``losses``, and ``params`` are its parameters. A lease
+    begins when the jobs have been locked: where many write at once, another transaction may have
+    ended the last one after ours read the clock. A job whose checksum does not fit goes dead.
+    """
+    told = clock.told()
+    times = (tx.read_now_db, None if told is None else tx.dialect.to_db(told))
+    statement = _statement(pick, tx.dialect.clock)
+    rows = tx.fetch(statement, [drawn, *params, *times, lease_seconds, worker_id])
+    altered = [row for row in rows if not _row_fits(row)]
+    if altered:
+        if len(altered) == len(rows):
+            require_sound(tx, altered[0][3])
+        _take_back_altered(tx, altered)
+        rows = [row for row in rows if _row_fits(row)]
+    if not rows:
+        return []
+    tx.move(rows[0][3], State.READY, State.RUNNING, len(rows))
+    since = tx.dialect.from_db(rows[0][-1])
+    return [_claim_of_row(tx, row, since) for row in rows]
+
+
+@lru_cache(maxsize=64)
+def _statement(pick: str, clock: str) -> str:
+    return PICK_START_AND_GRANT.format(pick=pick, clock=clock)
+
+
+def _row_fits(row: tuple[Any, ...]) -> bool:
+    return fits(row[3:9])
+
+
+def _take_back_altered(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
+    tx.ids(TAKE_BACK, [row[0] for row in rows])
+    tx.ids(BURY_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED, rows[0][-1])
+    tx.move(rows[0][3], State.READY, State.DEAD, len(rows))
+
+
+def _claim_of_row(tx: Transaction, row: tuple[Any, ...], since: datetime) -> Claim:
+    seconds, timeout_seconds, created, available = row[12:16]
+    created_at = tx.dialect.from_db(created)
+    ready_at = created_at if available == created else tx.dialect.from_db(available)
+    waited = max(0.0, (since - ready_at).total_seconds())
+    expires_at = since + timedelta(seconds=seconds)
+    times: list[Any] = [seconds, timeout_seconds, created_at, since, expires_at, waited]
+    # The columns are in the order of a claim, but for the checksum among them; none is a suspect.
+    return Claim(*[*row[:7], *row[8:12], False, *times])
