@@ -1,7 +1,6 @@
 """How many jobs a second: enqueued, claimed and acked, by many workers, by one, and in huge tables.
 
-Relay and its baseline take turns, or run one after the other, so that a slow minute of the disk hits
-both.
+Relay and its baseline take turns where that is possible, so that a slow minute of the disk hits both.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ ROUNDS: Final = 5
 WRITE_PAUSE_SECONDS: Final = 0.005
 
 TRIMMED_SHARE: Final = 0.1
-"""The first and the last jobs are left out: at the start workers feel their way up to full claims,
-at the end there is not enough left for all of them."""
+"""Of the jobs, at either end, which no rate counts. At the start workers raise the size of their
+claims step by step, and at the end too few jobs are left for all of them."""
 
 DEAD_ROWS: Final = """
     SELECT relname, n_dead_tup FROM pg_stat_user_tables WHERE relname = ANY(%s)
