@@ -6,6 +6,7 @@ tests all read it from here.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from django.db.models import TextChoices
@@ -71,6 +72,7 @@ CANCELLABLE: Final = frozenset(s for s in State if State.CANCELLED in TRANSITION
 REQUEUEABLE: Final = frozenset({State.DEAD, State.CANCELLED})
 DISCARDABLE: Final = frozenset({State.DEAD})
 RELEASABLE: Final = frozenset({State.RUNNING})
+CAN_GO_DEAD: Final = frozenset(s for s in State if State.DEAD in TRANSITIONS[s])
 # Not ready before their time.
 NOT_DUE: Final = frozenset({State.SCHEDULED, State.RETRYING})
 # Nobody runs them, and somebody will: their place in the queue can change.
@@ -109,6 +111,16 @@ LAST_OUTCOMES: Final[dict[State, frozenset[Outcome | None]]] = {
     State.DEAD: _ANY_BEFORE_READY,
     State.CANCELLED: _ANY_BEFORE_READY,
 }
+
+
+def sql_list(values: Collection[str]) -> str:
+    """Return states, or outcomes, as they stand between the parentheses of an SQL ``IN``.
+
+    In the order of their definition: a partial index serves only a query that repeats its condition
+    to the letter.
+    """
+    order: type[TextChoices] = State if set(values) <= set(State) else Outcome
+    return ", ".join(f"'{value}'" for value in order if value in values)
 
 
 def can(from_state: str, to_state: str) -> bool:

@@ -7,7 +7,7 @@ of their own, and by the job's state. Only `ledger_totals` reads a whole table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -33,21 +33,15 @@ from relay_queue import conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease
 from relay_queue.query import reads
-from relay_queue.states import ANSWERED, NOT_ACKED, State
+from relay_queue.states import ANSWERED, NOT_ACKED, State, sql_list
 from relay_queue.verdict import ANSWERING_VERBS, CUT_SHORT, Verdict, has_answered, judge
 
-
-def _listed(values: Iterable[str]) -> str:
-    return ", ".join(f"'{value}'" for value in values)
-
-
-TROUBLED: Final = f"outcome IN ({_listed(NOT_ACKED)})"
+TROUBLED: Final = f"outcome IN ({sql_list(NOT_ACKED)})"
 """The leases in the index ``relay_lease_not_acked``: spelled as the index has it, so that it serves."""
 
-_ANSWERED: Final = (
-    f"(outcome IN ({_listed(sorted(ANSWERED))})"
-    f" OR refused_verb IN ({_listed(sorted(ANSWERING_VERBS))}))"
-)
+_ANSWERING: Final = ", ".join(f"'{verb}'" for verb in sorted(ANSWERING_VERBS))
+
+_ANSWERED: Final = f"(outcome IN ({sql_list(ANSWERED)}) OR refused_verb IN ({_ANSWERING}))"
 
 COUNT: Final = f"""
     WITH troubled (job_id, answered, cut_short) AS (

@@ -9,6 +9,7 @@ from typing import Any
 
 from relay_queue import clock, validation
 from relay_queue.query import reads
+from relay_queue.states import NOT_DUE, UNFINISHED, State, sql_list
 from relay_queue.store.workers import TRY_LOCKS
 
 READY_QUEUES = """
@@ -20,8 +21,8 @@ READY_QUEUES = """
 QUEUE_NAMES = "SELECT name, max_running IS NOT NULL FROM relay_queue_queue ORDER BY name"
 """All queues, and whether their running jobs are limited."""
 
-NEXT_DUE = """
-    SELECT available_at, {clock} FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
+NEXT_DUE = f"""
+    SELECT available_at, {{clock}} FROM relay_queue_job WHERE state IN ({sql_list(NOT_DUE)})
     ORDER BY available_at LIMIT 1
 """
 """When the next waiting job is due."""
@@ -51,23 +52,23 @@ AT_ONCE = 8
 ORDER_OF = "SELECT ordered FROM relay_queue_worker WHERE id = %s"
 """What an operator has told a worker."""
 
-BUSY_QUEUES = """
+BUSY_QUEUES = f"""
     SELECT q.name FROM relay_queue_queue q
     WHERE q.paused_at IS NULL AND COALESCE(q.max_running, 1) > 0 AND (SELECT SUM(c.n) FROM relay_queue_queuecount c WHERE c.queue = q.name
-         AND c.state IN ('ready', 'running', 'retrying')) > 0
+         AND c.state IN ({sql_list(UNFINISHED - {State.SCHEDULED})})) > 0
 """
 """Which queues that may run have jobs that are ready, running or between two attempts."""
 
-BUSY_WITH = """
+BUSY_WITH = f"""
     SELECT q.name FROM relay_queue_queue q
     WHERE q.paused_at IS NULL AND COALESCE(q.max_running, 1) > 0 AND (
         EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready'
-                AND j.backend IN ({aliases}))
+                AND j.backend IN ({{aliases}}))
         OR EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name
-                   AND j.state IN ('scheduled', 'retrying') AND j.state = 'retrying'
-                   AND j.backend IN ({aliases}))
+                   AND j.state IN ({sql_list(NOT_DUE)}) AND j.state = 'retrying'
+                   AND j.backend IN ({{aliases}}))
         OR EXISTS (SELECT 1 FROM relay_queue_lease l JOIN relay_queue_job j ON j.id = l.job_id
-                   WHERE l.ended_at IS NULL AND j.queue = q.name AND j.backend IN ({aliases})))
+                   WHERE l.ended_at IS NULL AND j.queue = q.name AND j.backend IN ({{aliases}})))
 """
 """The same for some backends only. Both states are named so that the due index serves."""
 

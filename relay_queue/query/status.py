@@ -13,7 +13,7 @@ from typing import Any, Final
 from relay_queue import conf
 from relay_queue.models import Queue, Worker
 from relay_queue.query import history, ledger, looks, reads
-from relay_queue.states import INTERRUPTED, UNFINISHED, State
+from relay_queue.states import INTERRUPTED, NOT_DUE, UNFINISHED, State, sql_list
 from relay_queue.verdict import Verdict
 
 COUNTS = """
@@ -47,20 +47,18 @@ RECENTLY_STOPPED: Final = timedelta(days=1)
 
 MOST_STOPPED_WORKERS: Final = 10
 
-NEXT_DUE = """
+NEXT_DUE = f"""
     SELECT state, min(available_at) FROM (
-        SELECT state, available_at FROM relay_queue_job WHERE state IN ('scheduled', 'retrying')
+        SELECT state, available_at FROM relay_queue_job WHERE state IN ({sql_list(NOT_DUE)})
         ORDER BY available_at LIMIT %s) AS waiting
     GROUP BY state
 """
 """Find when the next scheduled and the next retrying job are due, among those that are due first."""
 
-_INTERRUPTED_SQL = ", ".join(f"'{outcome}'" for outcome in INTERRUPTED)
-
 INTERRUPTED_SINCE = f"""
     SELECT count(DISTINCT job_id) FROM (
         SELECT job_id FROM relay_queue_lease
-        WHERE outcome IN ({_INTERRUPTED_SQL}) AND ended_at >= %s LIMIT %s) AS cut_short
+        WHERE outcome IN ({sql_list(INTERRUPTED)}) AND ended_at >= %s LIMIT %s) AS cut_short
 """
 """Count the jobs that were taken from an owner since a time, by the index of such leases."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -21,6 +21,7 @@ from relay_queue.store.dialects import Dialect
 from relay_queue.store.queues import QueueLimits, guessed_limits, queue_limits, queue_name
 from relay_queue.store.records import Enqueued, JobOptions, NewJob
 from relay_queue.store.transaction import Transaction, in_transaction
+from relay_queue.store.transitions import moved
 
 COLUMNS = (
     "queue",
@@ -252,7 +253,7 @@ def insert_one(
     rows = tx.fetch(statement, (*_row(job, tail), *guards))
     if not rows:
         return None
-    tx.count(job.options.queue, state, 1)
+    moved(tx, [(rows[0][0], job.options.queue)], None, state)
     tx.wake()
     return Enqueued(rows[0][0], True, state, tx.now)
 
@@ -355,14 +356,14 @@ def _insert(tx: Transaction, fresh: Sequence[_Fresh], answers: dict[int, Enqueue
     rows = (_row(job, place[1]) for _, job, place in fresh)
     ids = tx.insert_many(INSERT_JOBS, rows, len(fresh))
     now = tx.now
-    added: Counter[tuple[str, State]] = Counter()
+    added: defaultdict[State, list[tuple[int, str]]] = defaultdict(list)
     for (index, job, (state, _tail)), job_id in zip(fresh, ids, strict=True):
         if job_id is None:
             answers[index] = _taken_meanwhile(tx, job)
             continue
         answers[index] = Enqueued(job_id, True, state, now)
-        added[job.options.queue, state] += 1
-    for (queue, state), n in added.items():
-        tx.count(queue, state, n)
+        added[state].append((job_id, job.options.queue))
+    for state, inserted in added.items():
+        moved(tx, inserted, None, state)
     if added:
         tx.wake()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -13,6 +12,7 @@ from relay_queue import clock
 from relay_queue.states import State
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction
+from relay_queue.store.transitions import moved
 from relay_queue.store.trial import ALTERED, fits, require_sound
 
 TOKEN_BYTES = 16
@@ -159,8 +159,7 @@ def grant(
     claims = [claimed for claimed in claims if claimed.job_id in lease_ids]
     for claimed in claims:
         claimed.lease_id = lease_ids[claimed.job_id]
-    for queue, n in Counter(claimed.queue for claimed in claims).items():
-        tx.move(queue, State.READY, State.RUNNING, n)
+    moved(tx, [(c.job_id, c.queue) for c in claims], State.READY, State.RUNNING)
     return claims
 
 
@@ -182,8 +181,7 @@ def _bury_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
         if not sound:
             require_sound(tx, altered[0][2])
         tx.ids(BURY_ALTERED, [pick[0] for pick in altered], tx.now_db, ALTERED)
-        for pick in altered:
-            tx.move(pick[2], State.READY, State.DEAD)
+        moved(tx, [(pick[0], pick[2]) for pick in altered], State.READY, State.DEAD)
     return sound
 
 
@@ -296,7 +294,7 @@ def start_and_grant(
         rows = [row for row in rows if _row_fits(row)]
     if not rows:
         return []
-    tx.move(rows[0][3], State.READY, State.RUNNING, len(rows))
+    moved(tx, [(row[2], row[3]) for row in rows], State.READY, State.RUNNING)
     since = tx.dialect.from_db(rows[0][-1])
     return [_claim_of_row(tx, row, since) for row in rows]
 
@@ -313,7 +311,7 @@ def _row_fits(row: tuple[Any, ...]) -> bool:
 def _take_back_altered(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
     tx.ids(TAKE_BACK, [row[0] for row in rows])
     tx.ids(BURY_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED, rows[0][-1])
-    tx.move(rows[0][3], State.READY, State.DEAD, len(rows))
+    moved(tx, [(row[2], row[3]) for row in rows], State.READY, State.DEAD)
 
 
 def _claim_of_row(tx: Transaction, row: tuple[Any, ...], since: datetime) -> Claim:

@@ -28,11 +28,13 @@ from relay_queue.states import (
     REQUEUEABLE,
     WAITING,
     State,
+    sql_list,
 )
 from relay_queue.store.queues import queue_aging, queue_limits
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
 from relay_queue.store.transaction import Transaction
+from relay_queue.store.transitions import moved, moved_apart
 
 READ_JOBS = """
     SELECT id, queue, state, priority, available_at FROM relay_queue_job
@@ -49,9 +51,9 @@ OPEN_LEASES = """
 LOCK_LEASES = "LOCK TABLE relay_queue_lease IN EXCLUSIVE MODE"
 """Wait for all who write or hold leases, and keep them out. Reading is not hindered."""
 
-CANCEL = """
+CANCEL = f"""
     UPDATE relay_queue_job SET state = 'cancelled', finished_at = %s
-    WHERE id IN ({ids}) AND state IN ('scheduled', 'ready', 'running', 'retrying')
+    WHERE id IN ({{ids}}) AND state IN ({sql_list(CANCELLABLE)})
 """
 """Cancel unfinished jobs."""
 
@@ -68,23 +70,23 @@ RELEASE_LEASES = """
 """
 """Void the tokens of running jobs; the attempts are not charged."""
 
-REVIVE = """
+REVIVE = f"""
     UPDATE relay_queue_job
     SET state = 'ready', attempt_base = attempt, losses = 0, available_at = %s, rank = %s,
         finished_at = NULL
-    WHERE id = %s AND state IN ('dead', 'cancelled')
+    WHERE id = %s AND state IN ({sql_list(REQUEUEABLE)})
 """
 """Give one dead or cancelled job a fresh budget and a place in its queue."""
 
-RUN_NOW = """
+RUN_NOW = f"""
     UPDATE relay_queue_job SET state = 'ready', available_at = %s, rank = %s
-    WHERE id = %s AND state IN ('scheduled', 'retrying')
+    WHERE id = %s AND state IN ({sql_list(NOT_DUE)})
 """
 """Make one waiting job ready before its time."""
 
-SET_PRIORITY = """
+SET_PRIORITY = f"""
     UPDATE relay_queue_job SET priority = %s, rank = %s
-    WHERE id = %s AND state IN ('scheduled', 'ready', 'retrying')
+    WHERE id = %s AND state IN ({sql_list(WAITING)})
 """
 """Change the class of one job that does not run."""
 
@@ -136,8 +138,7 @@ def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         marks = _marks(ids)
         tx.execute(CANCEL_LEASES.format(ids=marks), [tx.now_db, *ids])
         tx.execute(CANCEL.format(ids=marks), [tx.now_db, *ids])
-        for _, queue, state, *_rest in rows:
-            tx.move(queue, state, State.CANCELLED)
+        moved_apart(tx, ((*row[:3], State.CANCELLED) for row in rows))
         tx.wake()  # a function that runs is to hear of it, and there may be room for another
     return changed
 
@@ -187,8 +188,7 @@ def discard(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         ids = [row[0] for row in rows]
         tx.execute(DELETE_LEASES.format(ids=_marks(ids)), ids)
         tx.execute(DELETE_DEAD.format(ids=_marks(ids)), ids)
-        for _, queue, *_rest in rows:
-            tx.count(queue, State.DEAD, -1)
+        moved(tx, [row[:2] for row in rows], State.DEAD, None)
     return changed
 
 
@@ -238,9 +238,9 @@ def _select(
 
 def _rerank_each(tx: Transaction, rows: Sequence[_Row], statement: str) -> None:
     """Make jobs ready as of now, each with the rank of its class."""
-    for job_id, queue, state, priority, _available_at in rows:
+    for job_id, queue, _state, priority, _available_at in rows:
         aging = queue_aging(tx, queue)
         tx.execute(statement, [tx.now_db, rank(tx.now, priority, aging), job_id])
-        tx.move(queue, state, State.READY)
+    moved_apart(tx, ((*row[:3], State.READY) for row in rows))
     if rows:
         tx.wake()

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from relay_queue.states import TERMINAL, State
 from relay_queue.store.transaction import Transaction
+from relay_queue.store.transitions import moved
 
 FIND_OLD = """
     SELECT id, queue FROM relay_queue_job
@@ -62,8 +63,7 @@ def prune(tx: Transaction, state: State, finished_before: datetime, limit: int =
     marks = ", ".join(["%s"] * len(ids))
     tx.execute(DELETE_LEASES.format(ids=marks), ids)
     tx.execute(DELETE_JOBS.format(ids=marks), [*ids, State(state).value])
-    for _, queue in rows:
-        tx.count(queue, state, -1)
+    moved(tx, rows, state, None)
     return len(ids)
 
 

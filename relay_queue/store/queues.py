@@ -10,16 +10,14 @@ from relay_queue import conf, validation
 from relay_queue.conf import QueueOptions
 from relay_queue.exceptions import InvalidJob, UnknownQueue, shown
 from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS, rank
-from relay_queue.states import UNFINISHED
+from relay_queue.states import TERMINAL, UNFINISHED, sql_list
 from relay_queue.store.transaction import Transaction, transaction
-
-_UNFINISHED_SQL = ", ".join(f"'{state.value}'" for state in sorted(UNFINISHED))
 
 FIND_LIMITS = f"""
     SELECT q.capacity, q.max_running, q.aging_seconds, q.paused_at IS NOT NULL,
            CASE WHEN q.capacity IS NULL THEN 0 ELSE
                (SELECT CAST(COALESCE(SUM(c.n), 0) AS bigint) FROM relay_queue_queuecount c
-                WHERE c.queue = q.name AND c.state IN ({_UNFINISHED_SQL})) END
+                WHERE c.queue = q.name AND c.state IN ({sql_list(UNFINISHED)})) END
     FROM relay_queue_queue q WHERE q.name = %s
 """
 """Read the limits of one queue, and its unfinished jobs where a capacity makes them matter."""
@@ -61,9 +59,9 @@ SET_LIMITS = "UPDATE relay_queue_queue SET {limits}, updated_at = %s WHERE name 
 SET_AGING = "UPDATE relay_queue_queue SET aging_seconds = %s, updated_at = %s WHERE name = %s"
 """Replace the aging of a queue; the ranks follow in batches."""
 
-NEXT_RANKS = """
+NEXT_RANKS = f"""
     SELECT id, priority, available_at FROM relay_queue_job
-    WHERE queue = %s AND id > %s AND state NOT IN ('succeeded', 'dead', 'cancelled')
+    WHERE queue = %s AND id > %s AND state NOT IN ({sql_list(TERMINAL)})
     ORDER BY id LIMIT %s
 """
 """Read the next unfinished jobs of a queue by id."""

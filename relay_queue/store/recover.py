@@ -9,11 +9,12 @@ from typing import Any
 
 from relay_queue import validation
 from relay_queue.backoff import Backoff
-from relay_queue.states import Outcome, State
+from relay_queue.states import NOT_DUE, Outcome, State, sql_list
 from relay_queue.store.grant import grant_one
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
 from relay_queue.store.transaction import Transaction
+from relay_queue.store.transitions import moved_apart
 from relay_queue.store.trial import Trial, TrialStep
 
 FIND_EXPIRED = """
@@ -43,16 +44,16 @@ END_LOST = """
 """
 """End the leases of dead owners."""
 
-FIND_DUE = """
+FIND_DUE = f"""
     SELECT id, queue, state FROM relay_queue_job
-    WHERE state IN ('scheduled', 'retrying') AND available_at <= %s
-    ORDER BY available_at LIMIT %s{lock}
+    WHERE state IN ({sql_list(NOT_DUE)}) AND available_at <= %s
+    ORDER BY available_at LIMIT %s{{lock}}
 """
 """Find waiting jobs whose time has come: a probe of the due index."""
 
-PROMOTE = """
+PROMOTE = f"""
     UPDATE relay_queue_job SET state = 'ready'
-    WHERE id IN ({ids}) AND state IN ('scheduled', 'retrying')
+    WHERE id IN ({{ids}}) AND state IN ({sql_list(NOT_DUE)})
 """
 """Make due jobs ready. Their rank was set when they began to wait."""
 
@@ -155,8 +156,8 @@ def _make_ready(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> dict[str, i
     tx.execute(PROMOTE.format(ids=", ".join(["%s"] * len(rows))), [row[0] for row in rows])
     tx.wake()
     promoted: dict[str, int] = {}
-    for _, queue, state in rows:
-        tx.move(queue, state, State.READY)
+    moved_apart(tx, ((*row, State.READY) for row in rows))
+    for _, queue, _state in rows:
         promoted[queue] = promoted.get(queue, 0) + 1
     return promoted
 

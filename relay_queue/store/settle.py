@@ -6,7 +6,6 @@ only if that guard matched. What the guard turns away is refused, and written on
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from relay_queue.states import Outcome, State
 from relay_queue.store.queues import queue_aging
 from relay_queue.store.records import Settled, Settlement
 from relay_queue.store.transaction import Transaction
+from relay_queue.store.transitions import moved, moved_apart
 
 END_LEASES = """
     WITH told (lease_id, token, outcome, error, traceback) AS ({rows})
@@ -151,8 +151,8 @@ def end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> Ended:
         jobs = dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
         queues = _succeed(tx, settlements, jobs)
         ended = {lease_id: (job_id, queues.get(job_id)) for lease_id, job_id in jobs.items()}
-    for queue, n in Counter(queue for _, queue in ended.values() if queue is not None).items():
-        tx.move(queue, State.RUNNING, State.SUCCEEDED, n)
+    succeeded = [(job_id, queue) for job_id, queue in ended.values() if queue is not None]
+    moved(tx, succeeded, State.RUNNING, State.SUCCEEDED)
     return ended
 
 
@@ -337,7 +337,7 @@ def move(tx: Transaction, steps: Sequence[Step]) -> None:
         finished_at = tx.now_db if step.finished else None
         params += (step.job.job_id, step.state.value, step.attempt, step.rank)
         params += (step.available_at, finished_at, step.losses, step.error)
-        tx.move(step.job.queue, State.RUNNING, step.state)
+    moved_apart(tx, ((s.job.job_id, s.job.queue, State.RUNNING, s.state) for s in steps))
     tx.rows(MOVE.replace("{lookup}", tx.dialect.lookup(*MOVE_LOOKUP)), MOVE_CASTS, params)
 
 

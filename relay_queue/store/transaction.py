@@ -165,11 +165,6 @@ class Transaction:
         """Note that a state of a queue has gained ``n`` jobs; written before the commit."""
         self._counts[queue, state] += n
 
-    def move(self, queue: str, from_state: str, to_state: str, n: int = 1) -> None:
-        """Note that ``n`` jobs of a queue went from one state to another."""
-        self._counts[queue, from_state] -= n
-        self._counts[queue, to_state] += n
-
     def _run(self, act: Callable[[str, Sequence[Any]], Any], statement: str, params: Any) -> Any:
         if self.connection.needs_rollback:
             self.connection.validate_no_broken_transaction()

@@ -18,18 +18,19 @@ from django.db import DatabaseError
 
 from relay_queue import payload as payload_codec
 from relay_queue.backoff import Backoff
-from relay_queue.states import State
+from relay_queue.states import CAN_GO_DEAD, State, sql_list
 from relay_queue.store.enqueue import INSERT_JOB, build_job, insert_one
 from relay_queue.store.queues import QueueLimits
 from relay_queue.store.records import JobOptions
 from relay_queue.store.transaction import Transaction, transaction
+from relay_queue.store.transitions import moved
 
 UNREADABLE: Final = (DatabaseError, ValueError, TypeError, ArithmeticError)
 """What reading an altered row may raise: undecodable text, a date that is none, a number that is
 text, a constraint that the row breaks as soon as it is touched."""
 
-FIND_STATE = """
-    SELECT queue, state FROM relay_queue_job WHERE id = %s AND state IN ('ready', 'running')
+FIND_STATE = f"""
+    SELECT queue, state FROM relay_queue_job WHERE id = %s AND state IN ({sql_list(CAN_GO_DEAD)})
 """
 """Read where a job stands, and nothing else of it: only these two states lead to dead."""
 
@@ -85,7 +86,7 @@ def mark_unreadable(tx: Transaction, job_id: int, error: Exception) -> bool:
         message = f"Unreadable: the row of this job was altered ({type(error).__name__})"
         tx.execute(END_LEASE_AS_LOST, [tx.now_db, job_id])
         tx.execute(MARK_DEAD, [tx.now_db, message, job_id, state])
-        tx.move(queue, state, State.DEAD)
+        moved(tx, [(job_id, queue)], state, State.DEAD)
     return bool(rows)
 
 

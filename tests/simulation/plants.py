@@ -18,7 +18,7 @@ from unittest import mock
 from django.db import DatabaseError
 
 from relay_queue import store, wakeup
-from relay_queue.states import REQUEUEABLE, State
+from relay_queue.states import REQUEUEABLE, TRANSITIONS, State
 from tests.history.evidence import Violation
 from tests.simulation.play import play
 from tests.simulation.scratch import Connection, Scratch
@@ -126,7 +126,8 @@ def recover_by_id_alone() -> Iterator[None]:
             state = State.DEAD if exhausted else State.READY
             tx.execute(END_BY_ID, [tx.now_db, lease_id])
             if tx.execute(MOVE_BY_ID, [state.value, tx.now_db if exhausted else None, job_id]):
-                tx.move(queue, State.RUNNING, state)
+                tx.count(queue, State.RUNNING, -1)
+                tx.count(queue, state, 1)
         noted[:] = tx.fetch(FIND_OVER, [tx.now_db])
         return []
 
@@ -258,7 +259,9 @@ def cancel_leaves_the_token_valid() -> Any:
 def success_can_be_requeued() -> Iterator[None]:
     """An operator may send a job back that has succeeded."""
     states = REQUEUEABLE | {State.SUCCEEDED}
+    onward = {State.SUCCEEDED: frozenset({State.READY})}
     with (
+        mock.patch.dict(TRANSITIONS, onward),
         mock.patch.object(operate, "REQUEUEABLE", states),
         _rewritten(operate, "REVIVE", (r"'cancelled'", "'cancelled', 'succeeded'")),
     ):

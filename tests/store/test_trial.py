@@ -92,7 +92,7 @@ def test_checksums_that_fit_for_no_job_any_more_condemn_none(
 ) -> None:
     """As after a change of a column's type that alters what is read of every row."""
     actions.enqueue_each(3)
-    for module in ("altered", "claim", "take"):
+    for module in ("trial", "grant"):
         place = import_module(f"relay_queue.store.{module}")
         monkeypatch.setattr(place, "fits", lambda signed: False)
     for _ in range(2):

@@ -16,7 +16,7 @@ from relay_queue.admin.lists.criteria import Criteria, Span
 from relay_queue.admin.lists.names import Names
 from relay_queue.admin.lists.walk import Branch, Walk
 from relay_queue.query.ledger import TROUBLED
-from relay_queue.states import TERMINAL, State
+from relay_queue.states import NOT_DUE, TERMINAL, State, sql_list
 from relay_queue.store.dialects import dialect_for
 from relay_queue.verdict import Verdict
 
@@ -25,7 +25,7 @@ LEASES: Final = "relay_queue_lease"
 MOST_BRANCHES: Final = 100
 """Stretches of an index that are merged; more are slower than to look at the jobs one by one."""
 
-WAITING: Final = "state IN ('scheduled', 'retrying')"
+WAITING: Final = f"state IN ({sql_list(NOT_DUE)})"
 READY: Final = "state = 'ready'"
 _ENDED: Final = "finished_at IS NOT NULL AND state = %s"
 _BY_ID: Final = Walk(JOBS, (Branch("1 = 1"),))

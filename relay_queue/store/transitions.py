@@ -1,0 +1,45 @@
+"""Transitions: the one way in which a job comes, changes its state, ends and goes.
+
+A verb writes the rows, since each has a statement of its own. Then it says here what it has written.
+So the counters are exact, no verb makes a step that `relay_queue.states` does not allow, and whatever
+must hear of a job's end has one place to hear it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from relay_queue.states import can
+from relay_queue.store.transaction import Transaction
+
+JobInQueue = tuple[int, str]
+"""The id of a job, and the name of its queue."""
+
+
+def moved(
+    tx: Transaction, jobs: Iterable[JobInQueue], before: str | None, after: str | None
+) -> None:
+    """Note that this transaction has taken jobs from one state to another.
+
+    ``before`` is None for jobs that were inserted, ``after`` for jobs that were deleted. Raises
+    ``ValueError`` for a step that the states do not allow; the transaction must not commit then.
+    """
+    if before is not None and after is not None and not can(before, after):
+        raise ValueError(
+            f"a verb took jobs from {before} to {after}, which the states do not allow"
+        )
+    for queue, n in Counter([queue for _, queue in jobs]).items():
+        if before is not None:
+            tx.count(queue, before, -n)
+        if after is not None:
+            tx.count(queue, after, n)
+
+
+def moved_apart(tx: Transaction, steps: Iterable[tuple[int, str, str, str]]) -> None:
+    """Note jobs that went different ways: the id, the queue, the state before and after of each."""
+    groups: defaultdict[tuple[str, str], list[JobInQueue]] = defaultdict(list)
+    for job_id, queue, before, after in steps:
+        groups[before, after].append((job_id, queue))
+    for (before, after), jobs in groups.items():
+        moved(tx, jobs, before, after)
