@@ -16,12 +16,12 @@ import threading
 import warnings
 from collections import deque
 from math import inf
-from time import monotonic
+from time import monotonic, time
+from types import TracebackType
 from typing import Any, cast
 
 from relay_queue.db.filename import file_of
 from relay_queue.db.gatefile import SUPPORTED, GateFile, Holder
-from relay_queue.db.permit import GateTimeout, Hold, Permit, Waiter
 from relay_queue.db.replaced import has_foreign_log, put_log_aside
 
 __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
@@ -40,6 +40,85 @@ OVERDUE_RECHECK_SECONDS = 0.05
 # For how long a gate that could not be used is left alone. The cause may pass, as when the
 # process had no descriptor to spare.
 DISABLED_SECONDS = 5.0
+
+
+class GateTimeout(Exception):
+    """The gate was not free in time.
+
+    ``path`` is the gate file, ``waited_seconds`` how long the caller waited, ``holder`` who
+    held it at the end (None if that is not known).
+    """
+
+    def __init__(self, path: str, waited_seconds: float, holder: Holder | None) -> None:
+        super().__init__(path, waited_seconds, holder)
+        self.path = path
+        self.waited_seconds = waited_seconds
+        self.holder = holder
+
+    def __str__(self) -> str:
+        holder = self.holder or "a process that left no name"
+        return (
+            f"waited {self.waited_seconds:.1f} s for the writer gate {self.path}, held by {holder}"
+        )
+
+
+class _Hold:
+    """One stay behind the gate: the thread it belongs to and how many permits it has."""
+
+    __slots__ = ("permits", "since", "since_epoch", "thread")
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.permits = 1
+        self.since = monotonic()
+        self.since_epoch = time()
+
+
+class Permit:
+    """The right to write, as a context manager.
+
+    ``gate`` is the gate that gave it, and ``waited_seconds`` says how long that took. A permit that
+    is lost (its thread died, its connection was garbage collected) releases itself.
+    """
+
+    __slots__ = ("_hold", "gate", "waited_seconds")
+
+    def __init__(self, gate: Gate) -> None:
+        self.waited_seconds = 0.0
+        self.gate = gate
+        self._hold: _Hold | None = None
+
+    def release(self) -> None:
+        """Give the permit back; the gate opens with the last one. May be repeated, any thread."""
+        if self._hold is not None:
+            self.gate._release(self)
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self._hold is not None:
+            self.gate._release_lost(self._hold)
+
+
+class _Waiter:
+    """A thread that waits for its permit; ``granted`` is unlocked when it has come."""
+
+    __slots__ = ("granted", "permit", "thread")
+
+    def __init__(self, permit: Permit, thread: threading.Thread) -> None:
+        self.permit = permit
+        self.thread = thread
+        self.granted = threading.Lock()
+        self.granted.acquire()
 
 
 class Gate:
@@ -67,14 +146,14 @@ class Gate:
         self._mutex = threading.Lock()
         self._wanted = threading.Lock()
         self._wanted.acquire()
-        self._hold: Hold | None = None
+        self._hold: _Hold | None = None
         self._asked = False
         self._asked_at = 0.0
         self._helper: threading.Thread | None = None
-        self._first: deque[Waiter] = deque()
-        self._rest: deque[Waiter] = deque()
+        self._first: deque[_Waiter] = deque()
+        self._rest: deque[_Waiter] = deque()
         self._served_first = False
-        self._lost: deque[Hold] = deque()
+        self._lost: deque[_Hold] = deque()
 
     def acquire(self, timeout_seconds: float | None, *, first: bool = False) -> Permit:
         """Wait for the gate and return the permit; raise ``GateTimeout`` when time is up.
@@ -86,12 +165,12 @@ class Gate:
         """
         thread = threading.current_thread()
         permit = Permit(self)
-        waiter: Waiter | None = None
+        waiter: _Waiter | None = None
         try:
             with self._mutex:
                 if self._take(permit, thread):
                     return permit
-                waiter = Waiter(permit, thread)
+                waiter = _Waiter(permit, thread)
                 (self._first if first else self._rest).append(waiter)
                 if timeout_seconds is None or timeout_seconds > 0:
                     self._ask()
@@ -148,7 +227,7 @@ class Gate:
             permit._hold = hold
             return True
         if not self._open():
-            permit._hold = Hold(thread)
+            permit._hold = _Hold(thread)
             return True
         if self._asked or self._rest or self._first:
             return False
@@ -158,7 +237,7 @@ class Gate:
         """Take the lock for ``permit`` if it can be had now; ``ahead`` of who is next."""
         # The hold is noted before the lock is taken: an interrupt in between is then undone by
         # ``_give_up``, and unlocking what was not locked does no harm.
-        hold = self._hold = permit._hold = Hold(thread)
+        hold = self._hold = permit._hold = _Hold(thread)
         try:
             locked = self._file.try_lock_ahead() if ahead else self._file.try_lock()
         except OSError as error:
@@ -209,13 +288,13 @@ class Gate:
         """Whether the helper has waited too long. Outlives the calls that wait for it."""
         return self._asked and monotonic() - self._asked_at > PATIENCE_SECONDS
 
-    def _next(self) -> Waiter | None:
+    def _next(self) -> _Waiter | None:
         """The next in line. A ``first`` waits one turn after another ``first``."""
         if self._first and not (self._served_first and self._rest):
             return self._first[0]
         return self._rest[0] if self._rest else None
 
-    def _line(self, waiter: Waiter) -> deque[Waiter]:
+    def _line(self, waiter: _Waiter) -> deque[_Waiter]:
         """The line ``waiter`` is at the head of; remembers which line was served."""
         self._served_first = bool(self._first) and self._first[0] is waiter
         return self._first if self._served_first else self._rest
@@ -247,7 +326,7 @@ class Gate:
         elif not self._serve_next(ahead=True):
             self._ask()
 
-    def _wait(self, waiter: Waiter, timeout_seconds: float | None) -> None:
+    def _wait(self, waiter: _Waiter, timeout_seconds: float | None) -> None:
         """Wait for the grant. Runs without the mutex; raises ``GateTimeout``."""
         began = monotonic()
         while waiter.permit._hold is None:
@@ -264,7 +343,7 @@ class Gate:
                 raise GateTimeout(self.path, waited, self.holder())
         waiter.permit.waited_seconds = monotonic() - began
 
-    def _give_up(self, permit: Permit, waiter: Waiter | None) -> None:
+    def _give_up(self, permit: Permit, waiter: _Waiter | None) -> None:
         """Leave the line, or give back what was granted meanwhile. Runs without the mutex."""
         with self._mutex:
             for line in (self._first, self._rest):
@@ -283,7 +362,7 @@ class Gate:
             if self._hold is None:
                 self._ask()
 
-    def _return(self, hold: Hold) -> None:
+    def _return(self, hold: _Hold) -> None:
         """Count one permit of ``hold`` back and unlock after the last."""
         if hold.permits == 1 and hold is self._hold:
             # Unlock first: if an interrupt strikes here the permit is still due, and its
@@ -292,7 +371,7 @@ class Gate:
             self._hold = None
         hold.permits -= 1
 
-    def _release_lost(self, hold: Hold) -> None:
+    def _release_lost(self, hold: _Hold) -> None:
         """Take back the permit of a collected object. Runs anywhere, without the mutex."""
         # The collector may strike in a thread that has the mutex. Then leave it for later.
         if not self._mutex.acquire(timeout=0.01):
@@ -327,7 +406,7 @@ class Gate:
             self._file.unlock()
             self._hold = None
         for waiter in (*self._first, *self._rest):
-            waiter.permit._hold = Hold(waiter.thread)
+            waiter.permit._hold = _Hold(waiter.thread)
             waiter.granted.release()
         self._first.clear()
         self._rest.clear()

@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from relay_queue.db.beside import Folder
 from relay_queue.db.filename import file_of
 
 if TYPE_CHECKING:
-    from relay_queue.db.gate import Gate
     from relay_queue.db.gatefile import LogOwner
 
 logger = logging.getLogger("relay_queue.db")
@@ -79,14 +79,14 @@ def check(connection: Any) -> None:
         raise _replaced(seen, "was replaced by another file")
 
 
-def note_log(connection: Any, gate: Gate) -> None:
+def note_log(connection: Any, note: Callable[[int], bool]) -> None:
     """Note whose log lies at the path, once for each connection: after its first write.
 
-    Only then is there a log. The caller still holds the gate.
+    Only then is there a log. ``note`` is `Gate.note_log`; the caller still holds that gate.
     """
     seen: OpenFile | None = getattr(connection, "_relay_file", None)
     if seen is not None and not seen.noted:
-        seen.noted = gate.note_log(seen.inode)
+        seen.noted = note(seen.inode)
 
 
 def _replaced(seen: OpenFile, what: str) -> sqlite3.OperationalError:

@@ -119,7 +119,7 @@ def claim(
     if limit < 1 or backends == []:
         return []
     only = _only(queues, backends)
-    if only is not None and tx.dialect.chains_writes and trial is None:
+    if only is not None and tx.dialect.has_writable_ctes and trial is None:
         if claims := _start_and_grant(tx, only, limit, worker_id, lease_seconds):
             return claims
         only = None

@@ -201,7 +201,7 @@ def _start(
     tx: Transaction, params: list[Any], worker_id: int | None, now_db: Any
 ) -> dict[int, int]:
     """Move jobs to running, each with a lease; return the leases of those that were still ready."""
-    if tx.dialect.chains_writes:
+    if tx.dialect.has_writable_ctes:
         rest = (now_db, worker_id, now_db)
         return dict(tx.rows(START_AND_GRANT, GRANT_CASTS, params, *rest))
     width = len(GRANT_CASTS)

@@ -142,7 +142,7 @@ def end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> Ended:
     The settlements are of leases that are all different.
     """
     ended: Ended
-    if tx.dialect.chains_writes:
+    if tx.dialect.has_writable_ctes:
         params = [value for told in settlements for value in (*_words(told), told.result)]
         rows = tx.rows(END_AND_SUCCEED, CHAIN_CASTS, params, *[tx.now_db] * 3)
         ended = {lease_id: (job_id, queue) for lease_id, job_id, queue in rows}

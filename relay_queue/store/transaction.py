@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections
 from django.db import transaction as django_transaction
 
 from relay_queue import conf
-from relay_queue.db.watched import is_watched
+from relay_queue.db.fast_atomic import is_watched
 from relay_queue.store.dialects import Dialect, dialect_for
 
 if TYPE_CHECKING:
@@ -216,25 +216,25 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
     ``with transaction() as tx:``. Joined, nothing is locked here and the caller's commit decides: an
     enqueue inside ``atomic()`` lives and dies with the caller's rows. ``wait_seconds`` bounds the
     wait for the writer, and ``first`` lets a worker's loop pass its own process's other threads.
-    ``lazily`` may save an exchange with a server, see `Dialect.outermost`: no savepoint may come
+    ``defer_begin`` may save an exchange with a server, see `Dialect.begin`: no savepoint may come
     before the first statement then, and a connection that has died is not opened again unseen.
     After the commit workers are woken if a verb has noted that; with ``rings=False`` that is left to
     the caller. Raises ``OperationalError`` if the wait was too long.
     """
 
-    __slots__ = ("_block", "_tx", "first", "lazily", "rings", "wait_seconds")
+    __slots__ = ("_block", "_tx", "defer_begin", "first", "rings", "wait_seconds")
 
     def __init__(
         self,
         *,
         wait_seconds: float | None = None,
         first: bool = False,
-        lazily: bool = False,
+        defer_begin: bool = False,
         rings: bool = True,
     ) -> None:
         self.wait_seconds = wait_seconds
         self.first = first
-        self.lazily = lazily
+        self.defer_begin = defer_begin
         self.rings = rings
 
     def __enter__(self) -> Transaction:
@@ -247,14 +247,14 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
                 dialect.begin_by_hand(connection)
             self._block = django_transaction.atomic(using=connection.alias)
         else:
-            lazily = self.lazily and not is_watched(connection)
-            self._block = dialect.outermost(
-                connection, self.wait_seconds, first=self.first, lazily=lazily
+            defer_begin = self.defer_begin and not is_watched(connection)
+            self._block = dialect.begin(
+                connection, self.wait_seconds, first=self.first, defer_begin=defer_begin
             )
         self._block.__enter__()
         try:
             self._tx = Transaction(connection, dialect, joined=joined)
-            if not self.lazily:
+            if not self.defer_begin:
                 self._tx.read_clock()
         except BaseException:
             self._block.__exit__(*sys.exc_info())
@@ -292,6 +292,6 @@ def in_transaction(work: Callable[[Transaction], T]) -> T:
         except DatabaseError as error:
             connection = connections[conf.get().database]
             joined = connection.in_atomic_block or not connection.get_autocommit()
-            if joined or not left or not dialect_for(connection).was_sacrificed(error):
+            if joined or not left or not dialect_for(connection).is_deadlock_victim(error):
                 raise
     raise AssertionError("the last try returns or raises")

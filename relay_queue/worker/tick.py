@@ -93,7 +93,7 @@ def tick(plan: Plan) -> Done:
     """
     hooks.reach("begin", plan)
     with store.transaction(
-        wait_seconds=SLICE_SECONDS, first=True, lazily=not plan.careful, rings=False
+        wait_seconds=SLICE_SECONDS, first=True, defer_begin=not plan.careful, rings=False
     ) as tx:
         done = Done(plan.settlements())
         if plan.careful:

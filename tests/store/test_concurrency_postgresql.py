@@ -651,7 +651,7 @@ WAIT = "7s"
 
 
 def lazily() -> store.transaction:
-    return store.transaction(wait_seconds=7.0, first=True, lazily=True)
+    return store.transaction(wait_seconds=7.0, first=True, defer_begin=True)
 
 
 @pytest.fixture
@@ -787,7 +787,7 @@ def test_hooks_and_savepoints_work_in_a_workers_own_transaction(engine: str, laz
     def on_commit(word: str) -> None:
         transaction.on_commit(lambda: told.append(word), using=connection().alias)
 
-    with store.transaction(first=True, wait_seconds=7.0, lazily=lazily) as tx:
+    with store.transaction(first=True, wait_seconds=7.0, defer_begin=lazily) as tx:
         store.enqueue(tx, job())
         on_commit("kept")
         with suppress(ZeroDivisionError), store.transaction() as inner:

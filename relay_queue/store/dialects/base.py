@@ -32,7 +32,7 @@ class Dialect(ABC):
     """The expression for the server's clock as a statement runs; NULL where only one transaction
     writes at a time, so that one reading serves for all of it."""
 
-    chains_writes: bool
+    has_writable_ctes: bool
     """Whether one statement may change two tables, the second by what the first has changed."""
 
     bounds_branches: bool
@@ -46,18 +46,18 @@ class Dialect(ABC):
     """The statement that ends all writes of counters until the commit; empty as above."""
 
     @abstractmethod
-    def outermost(
+    def begin(
         self,
         connection: BaseDatabaseWrapper,
         wait_seconds: float | None,
         *,
         first: bool,
-        lazily: bool = False,
+        defer_begin: bool = False,
     ) -> AbstractContextManager[float]:
         """Open a write transaction that begins with the write lock; give the seconds it waited.
 
         ``wait_seconds`` bounds the wait, None means the connection's own timeout; ``first`` passes
-        other threads of this process. ``lazily``: where that saves an exchange with a server, it
+        other threads of this process. ``defer_begin``: where that saves an exchange with a server, it
         begins together with its first statement, or with `opened_at`; nothing but the cursor of
         `cursor` may be used before. Raises ``OperationalError`` when the wait is over.
         """
@@ -70,7 +70,7 @@ class Dialect(ABC):
     def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the one clock reading of a transaction, taken after its write lock was won.
 
-        Only once for each that `outermost` has opened.
+        Only once for each that `begin` has opened.
         """
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def was_sacrificed(self, error: Exception) -> bool:
+    def is_deadlock_victim(self, error: Exception) -> bool:
         """Say whether a transaction was undone only for the sake of another one.
 
         Nothing happened, and the same again may succeed: so ends a deadlock, for one of the two. A

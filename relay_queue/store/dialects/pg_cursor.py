@@ -11,17 +11,12 @@ import select
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db.transaction import Atomic
 from psycopg import errors, pq
 from psycopg.adapt import AdaptersMap, Transformer
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-
 
 # The driver's own: Django's loader of times, for one, is written in Python.
 ADAPTERS: Final = AdaptersMap(psycopg.adapters)
@@ -314,46 +309,6 @@ def _text(value: Any) -> bytes:
     if isinstance(value, list):
         return array(value, "text" if any(isinstance(v, str) for v in value) else "").encode()
     raise errors.ProgrammingError(f"cannot send {value!r} of type {type(value).__name__}")
-
-
-class Brief(Atomic):
-    """``with Brief(connection):``, for code that sends BEGIN first and COMMIT last by itself.
-
-    It must be the outermost block of a connection in autocommit mode.
-    """
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        super().__init__(connection.alias, savepoint=True, durable=False)
-        self._connection: Any = connection
-
-    def __enter__(self) -> None:
-        """Note that a transaction is open."""
-        db = self._connection
-        db.ensure_connection()
-        db.commit_on_exit = True
-        db.needs_rollback = False
-        db.autocommit = False
-        db.in_atomic_block = True
-        db.atomic_blocks.append(self)
-
-    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        """Note that it was committed, or roll back as Django does."""
-        db = self._connection
-        # A savepoint that is left is a block inside that somebody did not leave.
-        if (
-            exc_type is not None
-            or db.needs_rollback
-            or db.closed_in_transaction
-            or db.savepoint_ids
-        ):
-            super().__exit__(exc_type, exc_value, traceback)
-            return
-        db.atomic_blocks.pop()
-        db.in_atomic_block = False
-        db.autocommit = True
-        db.errors_occurred = False
-        if db.run_on_commit:
-            db.run_and_clear_commit_hooks()
 
 
 OWN_BEGIN: Final = _message("BEGIN ISOLATION LEVEL READ COMMITTED")

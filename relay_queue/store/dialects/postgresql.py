@@ -14,9 +14,9 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from relay_queue import clock
-from relay_queue.db.watched import is_watched
+from relay_queue.db.fast_atomic import FastAtomic, is_watched
 from relay_queue.store.dialects.base import Dialect, Trouble
-from relay_queue.store.dialects.pg_cursor import STALE, Brief, PreparedCursor, array, numbered
+from relay_queue.store.dialects.pg_cursor import STALE, PreparedCursor, array, numbered
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -103,21 +103,21 @@ class PostgreSQLDialect(Dialect):
     has_sessions = True
     lock_rows = " FOR UPDATE"
     clock = "clock_timestamp()"
-    chains_writes = True
+    has_writable_ctes = True
     bounds_branches = True
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
 
-    def outermost(
+    def begin(
         self,
         connection: BaseDatabaseWrapper,
         wait_seconds: float | None,
         *,
         first: bool,
-        lazily: bool = False,
+        defer_begin: bool = False,
     ) -> AbstractContextManager[float]:
-        """Begin, and bound the waits for rows that others hold; see `Dialect.outermost`."""
-        return _outermost(connection, wait_seconds, first=first, lazily=lazily)
+        """Begin, and bound the waits for rows that others hold; see `Dialect.begin`."""
+        return _own_transaction(connection, wait_seconds, first=first, defer_begin=defer_begin)
 
     def begin_by_hand(self, connection: BaseDatabaseWrapper) -> None:
         """Nothing to do: the driver begins before any statement."""
@@ -218,7 +218,7 @@ class PostgreSQLDialect(Dialect):
         # libpq's own question, which needs no name or password that the server knows.
         return pq.PGconn.ping(make_conninfo(**given).encode()) in _NOT_NOW
 
-    def was_sacrificed(self, error: Exception) -> bool:
+    def is_deadlock_victim(self, error: Exception) -> bool:
         """Read the SQLSTATE: a deadlock, a serialization failure, or a stale statement."""
         return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED
 
@@ -316,10 +316,10 @@ def _timeout(seconds: float) -> str:
 
 
 @contextmanager
-def _outermost(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+def _own_transaction(
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, defer_begin: bool
 ) -> Iterator[float]:
-    block = _begin(connection, wait_seconds, first=first, lazily=lazily)
+    block = _begin(connection, wait_seconds, first=first, defer_begin=defer_begin)
     try:
         yield 0.0
         if not connection.needs_rollback:
@@ -348,7 +348,7 @@ def _commit(connection: BaseDatabaseWrapper) -> None:
 
 
 def _begin(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, defer_begin: bool
 ) -> AbstractContextManager[Any]:
     """Open the transaction; once more if the connection turns out to be dead.
 
@@ -357,22 +357,22 @@ def _begin(
     """
     fresh = connection.connection is None
     # Whoever watches the statements, as the query log does, must see Django's BEGIN and COMMIT.
-    brief = first and not is_watched(connection)
-    block = Brief(connection) if brief else transaction.atomic(connection.alias)
+    fast = first and not is_watched(connection)
+    block = FastAtomic(connection) if fast else transaction.atomic(connection.alias)
     block.__enter__()
     try:
-        _open(connection, wait_seconds, first=first, lazily=lazily)
+        _open(connection, wait_seconds, first=first, defer_begin=defer_begin)
     except BaseException as error:
         block.__exit__(*sys.exc_info())
         if fresh or not isinstance(error, OperationalError | InterfaceError):
             raise
         connection.close()
-        return _begin(connection, wait_seconds, first=first, lazily=lazily)
+        return _begin(connection, wait_seconds, first=first, defer_begin=defer_begin)
     return block
 
 
 def _open(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, defer_begin: bool
 ) -> None:
     with connection.wrap_database_errors:
         cursor = _cursor(connection)
@@ -383,5 +383,5 @@ def _open(
         else:
             statement = numbered(BEGIN_AS_WORKER if first else BOUND_WAITS)
             cursor.post(statement, [_timeout(wait_seconds)], keep=True)
-        if not lazily:
+        if not defer_begin:
             cursor.send()

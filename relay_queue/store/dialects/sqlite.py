@@ -27,20 +27,20 @@ class SQLiteDialect(Dialect):
     has_sessions = False
     lock_rows = ""
     clock = "NULL"
-    chains_writes = False
+    has_writable_ctes = False
     bounds_branches = False
     shard = "0"
     freeze_counts = ""
 
-    def outermost(
+    def begin(
         self,
         connection: BaseDatabaseWrapper,
         wait_seconds: float | None,
         *,
         first: bool,
-        lazily: bool = False,
+        defer_begin: bool = False,
     ) -> AbstractContextManager[float]:
-        """Win the gate, then BEGIN IMMEDIATE; see `Dialect.outermost`."""
+        """Win the gate, then BEGIN IMMEDIATE; see `Dialect.begin`."""
         if hasattr(connection, "immediate"):
             block: AbstractContextManager[float] = connection.immediate(wait_seconds, first=first)
             return block
@@ -140,7 +140,7 @@ class SQLiteDialect(Dialect):
         """Say so of a file that others hold, and of a full disk."""
         return self.diagnose(error) in ("busy", "full")
 
-    def was_sacrificed(self, error: Exception) -> bool:
+    def is_deadlock_victim(self, error: Exception) -> bool:
         """Say no: with one writer at a time there is nobody to meet."""
         return False
 
@@ -218,7 +218,7 @@ def _gated(
 
 
 def _let_go(connection: BaseDatabaseWrapper, gate: Gate, permit: Permit) -> None:
-    replaced.note_log(connection, gate)
+    replaced.note_log(connection, gate.note_log)
     permit.release()
 
 
