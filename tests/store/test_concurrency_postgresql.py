@@ -363,7 +363,9 @@ def trouble(error: Exception) -> str:
         "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '55000'; END $$",
     ],
 )
-def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(statement: str) -> None:
+def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(
+    engine: str, statement: str
+) -> None:
     register()
     with pytest.raises(DatabaseError) as raised, store.transaction() as tx:
         tx.execute(statement)
@@ -374,13 +376,13 @@ def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(stateme
     "statement",
     ["SELECT 1 / 0", "SELECT 'x'::int", "DO $$ BEGIN RAISE EXCEPTION 'no'; END $$"],
 )
-def test_an_error_that_may_lie_in_the_values_is_told_apart(statement: str) -> None:
+def test_an_error_that_may_lie_in_the_values_is_told_apart(engine: str, statement: str) -> None:
     with pytest.raises(DatabaseError) as raised, store.transaction() as tx:
         tx.execute(statement)
     assert trouble(raised.value) == "data"
 
 
-def test_a_command_whose_statements_became_stale_is_begun_again() -> None:
+def test_a_command_whose_statements_became_stale_is_begun_again(engine: str) -> None:
     def look() -> list[tuple[object, ...]]:
         return store.in_transaction(lambda tx: tx.fetch("SELECT * FROM changing WHERE a > %s", [0]))
 
