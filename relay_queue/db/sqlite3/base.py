@@ -11,7 +11,6 @@ from relay_queue.db.filename import make_absolute
 from relay_queue.db.gate import gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
 from relay_queue.db.sqlite3.cursor import GatedCursor
-from relay_queue.db.sqlite3.immediate_atomic import ImmediateAtomic
 from relay_queue.db.sqlite3.permits import DEFAULT_TIMEOUT_SECONDS, PermitHolder
 from relay_queue.db.sqlite3.statements import is_read_only
 
@@ -112,10 +111,6 @@ class DatabaseWrapper(PermitHolder):
         cursor: GatedCursor = self.connection.cursor(factory=GatedCursor)
         cursor.db = self
         return cursor
-
-    def immediate(self, timeout_seconds: float | None, *, first: bool = False) -> ImmediateAtomic:
-        """Return an outermost atomic block that begins as a writer; see `ImmediateAtomic`."""
-        return ImmediateAtomic(self, timeout_seconds, first=first)
 
     # ---- Transactions -----------------------------------------------------------------
     # BEGIN takes the permit like every statement that may write, in the cursor.
