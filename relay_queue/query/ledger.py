@@ -170,10 +170,10 @@ def story(job_id: int) -> Story:
         .select_related("worker")
         .order_by("id")
     )
-    return Story(job, leases, judge(leases), told(leases))
+    return Story(job, leases, judge(leases), explain_verdict(leases))
 
 
-def told(leases: Sequence[Lease]) -> str:
+def explain_verdict(leases: Sequence[Lease]) -> str:
     """Say what the verdict on a job rests on, given its leases."""
     answered = [_named(lease) for lease in leases if lease.outcome and has_answered(lease)]
     cut_short = [_named(lease) for lease in leases if lease.outcome and not has_answered(lease)]

@@ -55,8 +55,8 @@ MOST_TRIED = 64
 _Probe = Callable[[str, Sequence[Any]], list[Pick]]
 """Finds the first ready jobs of a queue that fulfil a condition."""
 
-_unlimited: set[str] = set()
-"""Queues without a limit, when this process last looked."""
+_unlimited: set[tuple[str, str]] = set()
+"""The alias of the database and the name of each queue that had no limit when last looked at."""
 
 _Only = tuple[str, Sequence[Any]]
 """The condition of an only queue, with its parameters."""
@@ -118,7 +118,7 @@ def claim(
     """
     if limit < 1 or backends == []:
         return []
-    only = _only(queues, backends)
+    only = _only(tx, queues, backends)
     if only is not None and tx.dialect.has_writable_ctes and trial is None:
         if claims := _start_and_grant(tx, only, limit, worker_id, lease_seconds):
             return claims
@@ -140,9 +140,9 @@ def claim(
     return trial.each(tx, step, [pick[0] for pick in picked], enough=limit)
 
 
-def _only(queues: Sequence[str], backends: Sequence[str] | None) -> _Only | None:
+def _only(tx: Transaction, queues: Sequence[str], backends: Sequence[str] | None) -> _Only | None:
     """Return how to search an only queue that had no limit: the search asks whether that holds."""
-    if len(queues) != 1 or queues[0] not in _unlimited:
+    if len(queues) != 1 or (tx.connection.alias, queues[0]) not in _unlimited:
         return None
     where, params = _among(backends)
     return STILL_UNLIMITED + where, [queues[0], queues[0], *params]
@@ -202,8 +202,9 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
         # In two statements: the counters must be read after the wait for the lock.
         tx.ids(HOLD_LIMITED.format(lock=tx.dialect.lock_rows), queues)
         rows = tx.ids(CLAIMABLE, queues)
-    _unlimited.update(name for name, left in rows if left is None)
-    _unlimited.difference_update(name for name, left in rows if left is not None)
+    alias = tx.connection.alias
+    _unlimited.update((alias, name) for name, left in rows if left is None)
+    _unlimited.difference_update((alias, name) for name, left in rows if left is not None)
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {
         name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))

@@ -179,7 +179,7 @@ def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
     Raises `QueueFull`, `IdempotencyConflict` or `UnknownQueue`; nothing is written then.
     """
     queue, key = job.options.queue, job.idempotency_key
-    guess = guessed_limits(queue) if key is None else None
+    guess = guessed_limits(tx, queue) if key is None else None
     if guess is not None:
         guards = (queue, guess.aging_seconds or 0)
         inserted = insert_one(tx, job, guess, _insert_if_still(tx.dialect), *guards)

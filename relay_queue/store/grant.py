@@ -282,8 +282,8 @@ def start_and_grant(
     begins when the jobs have been locked: where many write at once, another transaction may have
     ended the last one after ours read the clock. A job whose checksum does not fit goes dead.
     """
-    told = clock.told()
-    times = (tx.read_now_db, None if told is None else tx.dialect.to_db(told))
+    fixed = clock.overridden()
+    times = (tx.read_now_db, None if fixed is None else tx.dialect.to_db(fixed))
     statement = _statement(pick, tx.dialect.clock)
     rows = tx.fetch(statement, [drawn, *params, *times, lease_seconds, worker_id])
     altered = [row for row in rows if not _row_fits(row)]

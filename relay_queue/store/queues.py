@@ -36,7 +36,8 @@ CREATE_QUEUE = """
 MOST_REMEMBERED = 1_000
 """Queues whose limits a process keeps in mind."""
 
-_unbounded: dict[str, QueueLimits] = {}
+_unbounded: dict[tuple[str, str], QueueLimits] = {}
+"""The limits of queues without a capacity, by the alias of the database and the queue's name."""
 
 PAUSE = """
     UPDATE relay_queue_queue SET paused_at = %s, updated_at = %s
@@ -122,12 +123,12 @@ def queue_aging(tx: Transaction, name: str) -> float | None:
     return (_find(tx, name) or _create(tx, name)).aging_seconds
 
 
-def guessed_limits(name: str) -> QueueLimits | None:
+def guessed_limits(tx: Transaction, name: str) -> QueueLimits | None:
     """Return the limits of a queue that had no capacity when this process last read them.
 
     Another process may have changed them since, so a statement that relies on them asks again.
     """
-    return _unbounded.get(name)
+    return _unbounded.get((tx.connection.alias, name))
 
 
 def ensure_queue(tx: Transaction, name: str) -> None:
@@ -164,17 +165,17 @@ def _find(tx: Transaction, name: str) -> QueueLimits | None:
     if not isinstance(aging_seconds, int | float | None):
         aging_seconds = QueueOptions().aging_seconds  # an altered row must not stop the queue
     limits = QueueLimits(capacity, max_running, aging_seconds, bool(paused), unfinished + pending)
-    _remember(name, limits)
+    _remember((tx.connection.alias, name), limits)
     return limits
 
 
-def _remember(name: str, limits: QueueLimits) -> None:
+def _remember(queue: tuple[str, str], limits: QueueLimits) -> None:
     if limits.capacity is not None:
-        _unbounded.pop(name, None)
+        _unbounded.pop(queue, None)
         return
     if len(_unbounded) >= MOST_REMEMBERED:
         _unbounded.clear()
-    _unbounded[name] = limits
+    _unbounded[queue] = limits
 
 
 def _create(tx: Transaction, name: str) -> QueueLimits:

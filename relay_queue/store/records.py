@@ -83,8 +83,8 @@ class Settlement:
 
     ``result`` is JSON text (ack). ``error`` is the path of the exception's class, ``message`` one
     line, ``traceback`` many (nack). ``delay_seconds`` replaces the back-off (nack) or is the length
-    of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``again`` says that
-    it was told before, in a transaction that may have committed.
+    of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``repeated`` says
+    that it was given before, in a transaction that may have committed.
     """
 
     verb: Verb
@@ -97,7 +97,7 @@ class Settlement:
     fatal: bool = False
     timed_out: bool = False
     delay_seconds: float | None = None
-    again: bool = False
+    repeated: bool = False
 
 
 class Settled(NamedTuple):

@@ -12,16 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relay_queue import validation
 from relay_queue.states import WorkerOrder
 from relay_queue.store.transaction import Transaction
 from relay_queue.validation import is_incarnation
-
-if TYPE_CHECKING:
-    from relay_queue.store.transaction import Transaction
-
 
 RESTART_GRACE_SECONDS = 10
 """After a start of the server all locks are free, and the living need time to take theirs again."""
@@ -205,8 +201,8 @@ def order_workers(
     if not worker_ids:
         return []
     statement = ORDER.format(ids=", ".join(["%s"] * len(worker_ids)))
-    told = ("", None) if order is None else (str(order), tx.now_db)
-    return [row[0] for row in tx.fetch(statement, [*told, *worker_ids])]
+    ordered = ("", None) if order is None else (str(order), tx.now_db)
+    return [row[0] for row in tx.fetch(statement, [*ordered, *worker_ids])]
 
 
 def write_off_workers(tx: Transaction, silent_since: datetime, limit: int = 1000) -> int:

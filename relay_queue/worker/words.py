@@ -27,7 +27,7 @@ def released(claim: Claim) -> Settlement:
 
 def again(told: Settlement) -> Settlement:
     """Return the same words as a repetition, which the store takes as told once."""
-    return replace(told, again=True)
+    return replace(told, repeated=True)
 
 
 def said_better(told: Settlement, finished: Mapping[int, Finished]) -> bool:
