@@ -81,11 +81,11 @@ class RelayBackend(BaseTaskBackend):
 
     A queue in a database of its own cannot share a transaction with the caller's rows. With
     ``"enqueue_on_commit": True``, or the alias of the database that has the rows, an enqueue inside
-    ``atomic()`` of that database is checked at once and written right after the commit, as with
-    ``transaction.on_commit``. Until then the result's ``id`` is empty and its ``enqueued_at`` is
-    None; after a rollback they stay so. What can only be known when the job is written, such as
-    `QueueFull`, is raised out of the ``atomic()`` block then, with the rows committed. A process
-    that dies between the commit and the write loses the job.
+    ``atomic()`` of that database is checked at once. The job is written right after the commit, as
+    with ``transaction.on_commit``. Until then the result's ``id`` is empty and its ``enqueued_at``
+    is None; after a rollback they stay so. A refusal that is known only when the job is written,
+    such as `QueueFull`, is then raised out of the ``atomic()`` block, with the rows committed. A
+    process that dies between the commit and the write loses the job.
     """
 
     task_class = RelayTask
@@ -113,7 +113,7 @@ class RelayBackend(BaseTaskBackend):
         self._remembered: dict[Hashable, _TaskOptions] = {}
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Judge ``OPTIONS`` for ``manage.py check``: what no task could use is an error."""
+        """Check ``OPTIONS``: an option that no task could use is an error of ``manage.py check``."""
         given = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
             queue = next(iter(conf.get().queues or ["default"]))
@@ -122,7 +122,7 @@ class RelayBackend(BaseTaskBackend):
             if self._rows_in is not None and self._rows_in not in connections.settings:
                 raise InvalidJob(f"enqueue_on_commit is {self._rows_in!r}, not in DATABASES")
         except ConfigurationError:
-            return []  # relay_queue.E001 tells
+            return []  # relay_queue.E001 says so
         except InvalidJob as error:
             message = f"TASKS[{self.alias!r}]['OPTIONS'] is not usable: {error}."
             hint = "Correct it, or leave it out: every option has a default."

@@ -1,9 +1,9 @@
 """The writer gate: one writer of a SQLite database at a time, each in its turn.
 
-SQLite lets one connection write and makes the others guess when to try again; whoever guesses
-badly starves. The gate is an exclusive ``flock`` on a file beside the database, taken before a
-write transaction begins and let go after it ended. It gives fairness only: no argument about
-safety may rest on it.
+SQLite lets one connection write and makes the others guess when to try again. A connection that
+guesses badly starves. The gate is an exclusive ``flock`` on a file beside the database, taken
+before a write transaction begins and let go after it ended. It gives fairness only: no argument
+about safety may rest on it.
 
 Order is always gate first, SQLite second. Never ask for the gate while a connection of this
 thread is already in a transaction that does not hold it.
@@ -30,10 +30,10 @@ __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
 # of its thread, an interrupted hand-over). Normal hand-overs wake the waiter at once.
 RECHECK_SECONDS = 0.25
 
-# A process that is stopped while it is next keeps that place, and behind it a free gate is of
-# no use to anybody. So a request that is not met for PATIENCE_SECONDS is overdue, and its
-# waiters look for themselves, past the process that is next. They pause between two looks, so
-# that none of them takes the gate again before the others have had a chance.
+# A process that is stopped while it is next keeps that place, and the waiters behind it cannot use
+# a free gate. So a request that is not met for PATIENCE_SECONDS is overdue. Its waiters then try
+# the gate themselves, past the process that is next. They pause between two tries, so that none of
+# them takes the gate again before the others have had a chance.
 PATIENCE_SECONDS = 0.5
 OVERDUE_RECHECK_SECONDS = 0.05
 
@@ -124,11 +124,11 @@ class _Waiter:
 class Gate:
     """The gate of one database file in this process.
 
-    Inside the process it is idle, *asked for* (a helper thread blocks in ``flock``) or held.
-    The helper's request belongs to nobody: when it is met, the next waiter in line gets the
-    gate, and if all of them gave up it is let go. So there is never a second request, which
-    on the same descriptor would be granted at once and break the gate. A waiter may take a
-    free gate although the helper asks for it; the helper then finds out whose it is.
+    Inside the process it is idle, *asked for* (a helper thread blocks in ``flock``) or held. The
+    helper's request belongs to no waiter. When it is met, the next waiter in line gets the gate; if
+    all of them gave up, the gate is let go. So there is never a second request, which on the same
+    descriptor would be granted at once and break the gate. A waiter may take a free gate although
+    the helper asks for it; the helper then finds out whose it is.
 
     ``path`` is the gate file. ``enabled`` is False while it cannot be used: no ``flock``, or
     the file cannot be opened or locked; then every permit is granted at once. After some
@@ -176,13 +176,13 @@ class Gate:
                     self._ask()
             self._wait(waiter, timeout_seconds)
         except BaseException:
-            # Also after Ctrl-C: a gate that nobody remembers holding would stay shut.
+            # Also after Ctrl-C: a hold that no permit refers to would keep the gate shut.
             self._give_up(permit, waiter)
             raise
         return permit
 
     def holder(self) -> Holder | None:
-        """Who holds the gate, in this process or another; None if nobody, or not known."""
+        """Who holds the gate, in any process; None if it is free, or the holder is not known."""
         hold = self._hold
         if hold is not None:
             return Holder(os.getpid(), hold.thread.name, hold.since_epoch)
@@ -216,7 +216,7 @@ class Gate:
     # Everything below runs under ``self._mutex``, unless it says otherwise.
 
     def _take(self, permit: Permit, thread: threading.Thread) -> bool:
-        """Grant without waiting: nested, ungated, or free with nobody in line."""
+        """Grant without waiting: nested, ungated, or free with an empty line."""
         if self._lost:
             self._release_all_lost()
         hold = self._hold
@@ -234,7 +234,7 @@ class Gate:
         return self._try(permit, thread)
 
     def _try(self, permit: Permit, thread: threading.Thread, *, ahead: bool = False) -> bool:
-        """Take the lock for ``permit`` if it can be had now; ``ahead`` of who is next."""
+        """Take the lock for ``permit`` if it is free now; ``ahead`` of the process that is next."""
         # The hold is noted before the lock is taken: an interrupt in between is then undone by
         # ``_give_up``, and unlocking what was not locked does no harm.
         hold = self._hold = permit._hold = _Hold(thread)
@@ -250,7 +250,7 @@ class Gate:
         return True
 
     def _ask(self) -> None:
-        """See to it that the next waiter is served: now if possible, else by the helper."""
+        """Serve the next waiter now if possible, else let the helper do it."""
         if self._asked or self._hold is not None or self._next() is None or self._serve_next():
             return
         if self._helper is None:
@@ -258,7 +258,7 @@ class Gate:
             try:
                 helper.start()
             except RuntimeError:
-                return  # The system gives no thread: whoever waits looks again and again.
+                return  # The system gives no thread. The waiters try the gate themselves.
             self._helper = helper
         self._asked = True
         self._asked_at = monotonic()
@@ -300,7 +300,7 @@ class Gate:
         return self._first if self._served_first else self._rest
 
     def _serve(self) -> None:
-        """Block in ``flock`` for whoever waits. Runs in the helper thread, without the mutex."""
+        """Block in ``flock`` for the waiters. Runs in the helper thread, without the mutex."""
         while True:
             self._wanted.acquire()
             failure: OSError | None = None
@@ -316,9 +316,9 @@ class Gate:
                     self._hand_over()
 
     def _hand_over(self) -> None:
-        """Pass the lock the helper won to the next waiter, or let it go."""
+        """Pass the lock that the helper won to the next waiter, or let it go."""
         if self._hold is not None:
-            return  # A waiter went ahead. Who is in line behind it is served at its release.
+            return  # A waiter went ahead. Its release serves the next in line.
         if self._next() is None:
             self._file.unlock()
         # If a waiter went ahead and has let go meanwhile, the helper's lock went with it.
@@ -398,11 +398,11 @@ class Gate:
         return self.enabled
 
     def _disable(self, error: OSError) -> None:
-        """Go on without a gate for a while, and let everybody who waits go on too."""
+        """Go on without a gate for a while, and let all waiters go on, too."""
         self.enabled = False
         self._disabled_until = monotonic() + DISABLED_SECONDS
         if self._hold is not None:
-            # Or else the other processes, whose gate works, would never get it.
+            # Else the other processes, whose gate works, would never get it.
             self._file.unlock()
             self._hold = None
         for waiter in (*self._first, *self._rest):
@@ -419,7 +419,7 @@ class Gate:
         )
 
     def _forget_parent(self) -> None:
-        """Start anew in a forked child: the parent's locks stay the parent's."""
+        """Begin with an empty state in a forked child. The parent's locks stay the parent's."""
         self._file.close()
         self._reset()
 
@@ -455,7 +455,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def gate_for(path: str | os.PathLike[str]) -> Gate:
-    """Return this process's gate of the database file ``path``, whatever name it goes by."""
+    """Return this process's gate of the database file ``path``, under any of its names."""
     return _registry.find(os.fspath(path))
 
 

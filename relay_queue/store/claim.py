@@ -37,7 +37,8 @@ HOLD_LIMITED = """
     SELECT name FROM relay_queue_queue
     WHERE name IN ({{ids}}) AND max_running IS NOT NULL ORDER BY name{lock}
 """
-"""Keep other claims from queues that limit them. In the order of names, so that no two wait crosswise."""
+"""Keep other claims from queues that limit them. In the order of names, so that two of them never
+deadlock."""
 
 CLAIMABLE = """
     SELECT q.name, CASE WHEN q.max_running IS NULL THEN NULL ELSE q.max_running -
@@ -47,7 +48,7 @@ CLAIMABLE = """
     WHERE q.name IN ({ids}) AND q.paused_at IS NULL
       AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
 """
-"""Find the queues that have something to give, and how many leases each still allows."""
+"""Find the queues that have ready jobs, and how many leases each still allows."""
 
 MOST_TRIED = 64
 """Jobs that a trial looks at, at least, to find those that can be taken."""
@@ -64,13 +65,13 @@ _Only = tuple[str, Sequence[Any]]
 
 @dataclass(slots=True)
 class QueueCandidates:
-    """What one queue has to give: its picks, and how many leases it allows."""
+    """The ready jobs of one queue, in their order, and how many leases it allows."""
 
     picks: Iterator[Pick]
     room: int
 
     def next_pick(self, suspects_allowed: int) -> Pick | None:
-        """Return the next job, or None when there is none to give."""
+        """Return the next job, or None if there is none, or no room."""
         if self.room < 1:
             return None
         for pick in self.picks:
@@ -81,7 +82,7 @@ class QueueCandidates:
 
 
 def round_robin(candidates: list[QueueCandidates], limit: int, suspects: int) -> list[Pick]:
-    """Deal places one at a time round the ring of queues; return the picks in that order."""
+    """Pick one job at a time round the queues, up to ``limit``; return the picks in that order."""
     picked: list[Pick] = []
     while candidates and len(picked) < limit:
         for queue in list(candidates):
@@ -107,14 +108,14 @@ def claim(
     backends: Sequence[str] | None = None,
     trial: Trial | None = None,
 ) -> list[Claim]:
-    """Take up to ``limit`` ready jobs and return them with their leases, in the order of the deal.
+    """Take up to ``limit`` ready jobs; return them with their leases, in the order of the picks.
 
     Places are picked one at a time round the queues in the order given, inside a queue by rank.
     Paused queues, and those at ``max_running``, are skipped. At most ``suspects`` jobs that cost
     two owners in a row are taken. ``lease_seconds`` replaces what the jobs ask for; ``backends``
     restricts to jobs enqueued through these aliases. A job whose checksum does not fit goes dead.
-    With a ``trial`` each job is taken in a savepoint of its own, and one whose row is proven to be
-    at fault goes dead, too; otherwise such a row raises.
+    With a ``trial`` each job is taken in a savepoint of its own, and a job whose row is proven to
+    be at fault goes dead. Without one such a row raises.
     """
     if limit < 1 or backends == []:
         return []
@@ -124,7 +125,7 @@ def claim(
             return claims
         only = None
     probe = partial(_probe, tx, PICKED if trial else pick_columns(tx.dialect.clock))
-    # In a trial some will not be taken, and must not hide those behind them.
+    # In a trial some jobs will not be taken. They must not hide those behind them.
     wanted = limit if trial is None else max(limit, MOST_TRIED)
     picked = round_robin(_only_candidates(probe, only, wanted), wanted, suspects)
     if not picked:
@@ -175,7 +176,7 @@ def _candidates(
     limit: int,
     backends: Sequence[str] | None,
 ) -> list[QueueCandidates]:
-    """Return the hands of all queues that have something to give."""
+    """Return the candidates of all queues that have ready jobs and room."""
     claimable = _claimable(tx, queues, limit)
     # A queue's fair share first; more only if the others leave places.
     share = -(-limit // max(1, len(claimable)))
@@ -218,8 +219,8 @@ def _picks(
 ) -> Iterator[Pick]:
     """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
     seen: set[int] = set()
-    # A fair share, then all there is room for, then past the suspects among them: a row of those
-    # must not hide the innocent jobs behind.
+    # A fair share first, then all that there is room for, then the jobs that are no suspects: many
+    # suspects in a row must not hide the jobs behind them.
     innocent = f"{only} AND losses < {SUSPECT_LOSSES}"
     for where, wanted in ((only, min(share, room)), (only, room), (innocent, 2 * room)):
         if wanted <= len(seen):

@@ -29,8 +29,9 @@ END_LEASES = """
       AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
     RETURNING relay_queue_lease.id, relay_queue_lease.job_id
 """
-"""End the leases whose owners still hold them. An open lease has no outcome: asked for its end, a
-planner may walk the index of all open leases instead of looking up these."""
+"""End the leases whose owners still hold them. An open lease has no outcome. The guard asks for
+that and not for the end: a planner might walk the index of all open leases instead of looking up
+these."""
 
 SUCCEED = """
     WITH done (job_id, result) AS ({rows})
@@ -64,8 +65,9 @@ END_AND_SUCCEED = """
         RETURNING relay_queue_job.id, relay_queue_job.queue)
     SELECT ended.id, ended.job_id, done.queue FROM ended LEFT JOIN done ON done.id = ended.job_id
 """
-"""Both in one statement, with arrays for the reason of `Dialect.lookup`: of a table that it takes for empty
-a planner expects that no lease is ended, and would walk over any index to find the job of none."""
+"""Both in one statement, with arrays for the reason of `Dialect.lookup`. A planner that takes the
+table for empty expects that no lease is ended. It would then walk over any index to find the job of
+none."""
 
 ACK_CASTS = ("bigint", "text")
 
@@ -108,7 +110,8 @@ RECORD_REFUSAL = """
     UPDATE relay_queue_lease SET refused_at = %s, refused_verb = %s, refused_reason = %s
     WHERE id = %s AND token = %s
 """
-"""Write on a lease that its owner came back late, with which verb, and why it was refused."""
+"""Write on a lease that its owner settled too late: when, with which verb, and why it was
+refused."""
 
 MOVE_CASTS = (
     "bigint",
@@ -244,10 +247,10 @@ class RunningJob:
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
-    """Apply what owners tell of their leases; the answers are in the order of the settlements.
+    """Apply the settlements of owners; the answers are in the order of the settlements.
 
-    A refused settlement changes nothing but the record of the refusal on its lease. An ack that is
-    given twice is answered as the success that it was, and so is whatever is ``repeated``.
+    A refused settlement changes nothing but the record of the refusal on its lease. A second ack is
+    answered as the success that it was. So is every settlement that is ``repeated``.
     """
     for settlement in settlements:
         if settlement.delay_seconds is not None:
@@ -407,7 +410,7 @@ def _next_step(tx: Transaction, settlement: Settlement, job: RunningJob) -> Step
     if settlement.verb == "release":
         step = Step(job, State.READY)
         step.attempt -= 1
-        step.losses = job.losses  # handed back unrun: it says nothing of the job
+        step.losses = job.losses  # handed back unrun: that says nothing of the job
         return step
     if settlement.verb == "snooze":
         step = Step(job, State.SCHEDULED)
@@ -452,9 +455,9 @@ def renew(
     """Extend leases given as (lease id, token, seconds from now); return the ids that were.
 
     A lease that is not among them has ended or expired: its owner must stop and may not settle.
-    ``waited_seconds`` is how long ago the owner wanted to write and could not: a lease that was not
-    over by then is extended, if nobody has ended it meanwhile. While it is open nobody else can have
-    a token for its job.
+    ``waited_seconds`` is how long ago the owner wanted to write and could not. A lease that was not
+    over by then is extended, unless it was ended meanwhile. While it is open there is no other
+    token for its job.
     """
     if not leases:
         return set()

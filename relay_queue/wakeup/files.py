@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from django.db import connections
+
+from relay_queue.db import filename
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -22,5 +23,4 @@ def file_of(connection: BaseDatabaseWrapper) -> str | None:
     is_in_memory = getattr(connection, "is_in_memory_db", None)
     if is_in_memory is None or is_in_memory():
         return None
-    name = str(connection.settings_dict["NAME"])
-    return unquote(urlsplit(name).path) if name.startswith("file:") else name
+    return filename.file_of(str(connection.settings_dict["NAME"] or ""))

@@ -58,7 +58,7 @@ class DatabaseWrapper(PermitHolder):
         return params
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
-        """Open the database and see to it that it keeps a write-ahead log."""
+        """Open the database and make it keep a write-ahead log."""
         self._part_from_foreign_log()
         commands = (command.strip() for command in self.init_commands)
         if not all(is_read_only(command) for command in commands if command):
@@ -78,7 +78,7 @@ class DatabaseWrapper(PermitHolder):
         replaced.remember(self)
 
     def _part_from_foreign_log(self) -> None:
-        """See that a log does not meet this file which belongs to another that was there."""
+        """Put aside a log that belongs to another file, which was at this path before."""
         gate = gate_of(self)
         if gate is None or not gate.has_foreign_log():
             return
@@ -101,7 +101,7 @@ class DatabaseWrapper(PermitHolder):
                 self.take_permit()
                 connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.Error as error:
-            # Whoever can only read has no use for the log.
+            # A connection that can only read has no use for the log.
             if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
                 connection.close()
                 raise

@@ -126,7 +126,7 @@ class ImmediateAtomic(FastAtomic):
             db.ensure_connection()
         with db.wrap_database_errors:
             waited: float = db.take_permit(self._timeout_seconds, first=self._first)
-        # Whoever watches the statements, as the query log does, must see BEGIN and COMMIT, too.
+        # A watcher of the statements, such as the query log, must see BEGIN and COMMIT, too.
         self._short = not is_watched(db)
         try:
             if self._short:

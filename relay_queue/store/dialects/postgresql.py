@@ -60,7 +60,7 @@ BEGIN_AS_WORKER = ", ".join(
     ]
 )
 """The same for a worker's own. Its statements look up rows by index, in the index's order, and are
-planned once: a plan that was made while a table was small must not outlive it."""
+planned once. A plan that was made while a table was small must not stay when it has grown."""
 
 
 UNTUNED = """
@@ -68,7 +68,7 @@ UNTUNED = """
     WHERE oid = ANY(SELECT to_regclass(name) FROM unnest(%s::text[]) AS name)
       AND reloptions IS NULL ORDER BY relname
 """
-"""Find the tables for which nobody has set how they are stored."""
+"""Find the tables for which it is not set how they are stored."""
 
 _CHURNED = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
@@ -88,8 +88,8 @@ STORAGE: Final = {
     "relay_queue_worker": _UPDATED_IN_PLACE,
 }
 """Storage parameters. Each change of a job's state leaves a dead row and dead entries in indexes,
-which claims walk over: with the server's own scale factor, a fifth of the table is dead before anybody
-sweeps. Counters change no index, so with room on their page they leave nothing behind."""
+which claims walk over. With the server's own scale factor, a fifth of the table is dead before a
+vacuum. Counters change no index, so with room on their page they leave nothing behind."""
 
 
 class OutcomeUnknown(OperationalError):
@@ -146,17 +146,17 @@ class PostgreSQLDialect(Dialect):
     def cursor(self, connection: BaseDatabaseWrapper) -> Any:
         """Open a cursor that sends values apart from the statement, which stays prepared.
 
-        Not through a pooler that gives each transaction another server connection: Django is told
-        of one by ``DISABLE_SERVER_SIDE_CURSORS``.
+        Not through a pooler that gives each transaction another server connection. A project says
+        that it has one by Django's ``DISABLE_SERVER_SIDE_CURSORS``.
         """
         connection.ensure_connection()
         return _cursor(connection)
 
     def post(self, cursor: Any, statement: str, params: Sequence[Any]) -> None:
-        """Send it with whatever comes next: each exchange that is spared is a wait less."""
+        """Send it with the next statement: each exchange that is spared is a wait less."""
         if isinstance(cursor, PreparedCursor):
             cursor.post(statement, params)
-        else:  # Django's, which somebody watches
+        else:  # Django's cursor, for a watcher of the statements
             cursor.execute(statement, params)
 
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
@@ -189,7 +189,7 @@ class PostgreSQLDialect(Dialect):
         returning = f"{statement} RETURNING id"
         if isinstance(cursor, PreparedCursor):
             return [_only_id(row) for row in cursor.execute_each(returning, rows)]
-        # Django's, which somebody watches
+        # Django's cursor, for a watcher of the statements
         return [_only_id((cursor.execute(returning, row) or cursor).fetchone()) for row in rows]
 
     def diagnose(self, error: Exception) -> Trouble:
@@ -220,7 +220,7 @@ class PostgreSQLDialect(Dialect):
 
     def is_deadlock_victim(self, error: Exception) -> bool:
         """Read the SQLSTATE: a deadlock, a serialization failure, or a stale statement."""
-        return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED
+        return getattr(error.__cause__, "sqlstate", None) in _UNDONE_FOR_OTHERS
 
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
         """Nothing to do: the server lets no bytes into a text that are none."""
@@ -258,7 +258,7 @@ _TROUBLE_CLASSES: dict[str, Trouble] = {
     "42": "tables",  # no such table or column, another type, or no right to it
     "44": "tables",  # a view's check
     "53": "full",  # no disk, no memory
-    "55": "busy",  # a lock that was not to be had in time
+    "55": "busy",  # a lock that was not free in time
     "57": "lost",  # stopped by an operator or by a restart
     "58": "unknown",  # an I/O error
     "XX": "unknown",  # damage
@@ -270,10 +270,10 @@ _TROUBLES: dict[str, Trouble] = {
     "57014": "busy",  # one statement was stopped, by a timeout or an operator
 }
 
-# Nobody answers, or the server is starting or stopping.
+# There is no answer, or the server is starting or stopping.
 _NOT_NOW: Final = frozenset({pq.Ping.NO_RESPONSE, pq.Ping.REJECT})
 
-_SACRIFICED: Final = frozenset({"40001", "40P01", *STALE})
+_UNDONE_FOR_OTHERS: Final = frozenset({"40001", "40P01", *STALE})
 
 UNIQUE_VIOLATION: Final = "23505"
 
@@ -352,11 +352,11 @@ def _begin(
 ) -> AbstractContextManager[Any]:
     """Open the transaction; once more if the connection turns out to be dead.
 
-    A server that was restarted is found out by the first statement, before anything was done; but
-    not here if that is to come with another.
+    The first statement finds out that a server was restarted, before anything was done. It does not
+    do so here if it is to be sent with another.
     """
     fresh = connection.connection is None
-    # Whoever watches the statements, as the query log does, must see Django's BEGIN and COMMIT.
+    # A watcher of the statements, such as the query log, must see Django's BEGIN and COMMIT.
     fast = first and not is_watched(connection)
     block = FastAtomic(connection) if fast else transaction.atomic(connection.alias)
     block.__enter__()
