@@ -237,7 +237,7 @@ def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
     """Apply what owners tell of their leases; the answers are in the order of the settlements.
 
     A refused settlement changes nothing but the record of the refusal on its lease. An ack that is
-    told twice is answered as the success that it was, and so is whatever is told ``again``.
+    told twice is answered as the success that it was, and so is whatever is ``repeated``.
     """
     for told in settlements:
         if told.delay_seconds is not None:
@@ -409,7 +409,7 @@ def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
             )
             continue
         _, job_id, _, outcome, ended, queue, state = row
-        if outcome == outcome_of(told) and (told.verb == "ack" or told.again):
+        if outcome == outcome_of(told) and (told.verb == "ack" or told.repeated):
             placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state)
             continue
         reason = f"the lease had ended: {outcome}" if ended else "the lease had expired"
