@@ -26,19 +26,22 @@ def enqueued(sender: type[BaseTaskBackend], result: AnyResult) -> None:
         signals.task_enqueued.send_robust(sender, task_result=result)
 
 
-def started(sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
-    """Send ``task_started``. ``result`` is called only if there is a receiver."""
+def started(sender: type[BaseTaskBackend], result: Callable[..., AnyResult], *facts: Any) -> None:
+    """Send ``task_started``. ``result(*facts)`` is called only if there is a receiver."""
     if _is_heard(signals.task_started, signals.log_task_started, logging.INFO):
-        _send(signals.task_started, sender, result)
+        _send(signals.task_started, sender, result, facts)
 
 
 def finished(
-    sender: type[BaseTaskBackend], result: Callable[[], AnyResult], *, failed: bool = False
+    sender: type[BaseTaskBackend],
+    result: Callable[..., AnyResult],
+    *facts: Any,
+    failed: bool = False,
 ) -> None:
     """Send ``task_finished``; as `started`."""
     level = logging.ERROR if failed else logging.INFO
     if _is_heard(signals.task_finished, signals.log_task_finished, level):
-        _send(signals.task_finished, sender, result)
+        _send(signals.task_finished, sender, result, facts)
 
 
 def _is_heard(signal: Signal, log_receiver: Callable[..., Any], level: int) -> bool:
@@ -78,10 +81,15 @@ def _drops_all(handler: logging.Handler) -> bool:
     return not settings.DEBUG and any(type(f) is RequireDebugTrue for f in handler.filters)
 
 
-def _send(signal: Signal, sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
+def _send(
+    signal: Signal,
+    sender: type[BaseTaskBackend],
+    result: Callable[..., AnyResult],
+    facts: tuple[Any, ...],
+) -> None:
     """Send it, so that what a receiver raises does not pass for the function's outcome."""
     try:
-        signal.send_robust(sender, task_result=result())
+        signal.send_robust(sender, task_result=result(*facts))
     except BaseException:  # noqa: BLE001 - a receiver may raise SystemExit, too
         warn("a receiver of a task signal failed", exc_info=True)
 

@@ -41,7 +41,7 @@ from relay_queue.task import RelayTask
 from relay_queue.testing import run_pending
 from relay_queue.verdict import Verdict
 from relay_queue.wakeup import doorbell
-from relay_queue.worker import liveness, loop, watch
+from relay_queue.worker import database, liveness, watchdog
 from tests.simulation.__main__ import parser as simulation_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,7 +169,7 @@ def exists(dotted: str) -> bool:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_names_of_the_package_exist(path: Path) -> None:
-    loggers = {loop.logger.name, "relay_queue.supervisor"}
+    loggers = {database.logger.name, "relay_queue.supervisor"}
     assert not {name for name in identifiers(path) - loggers if not exists(name)}
 
 
@@ -421,8 +421,8 @@ def test_choices_of_an_option_are_the_documented_ones() -> None:
 
 def test_every_exit_code_is_documented() -> None:
     codes = {int(code(row[0])[0]) for row in rows(page("commands.md"), "Code", "Meaning")}
-    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, loop.EXIT_REPLACED}
-    assert codes == own | {watch.EXIT_STUCK, watch.EXIT_HOGGED, 0, 1, 2}
+    own = {base.INTERRUPTED, base.READER_GONE, database.EXIT_UNKNOWN, database.EXIT_REPLACED}
+    assert codes == own | {watchdog.EXIT_STUCK, watchdog.EXIT_HOGGED, 0, 1, 2}
 
 
 def test_every_figure_of_bench_is_documented() -> None:

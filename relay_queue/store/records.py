@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from relay_queue.backoff import Backoff
 
@@ -71,6 +71,10 @@ class Claim:
     acquired_at: datetime
     expires_at: datetime
     wait_seconds: float
+
+    def settlement(self, verb: Verb, result: str | None = None, **facts: Any) -> Settlement:
+        """Return the settlement of this claim's lease; ``facts`` are more fields of `Settlement`."""
+        return Settlement(verb, self.lease_id, self.token, result, **facts)
 
 
 # From this many losses in a row a job is held to be the likely cause of its owners' deaths.

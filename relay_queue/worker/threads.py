@@ -20,14 +20,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, Token
 from functools import partial, wraps
 from typing import Any, cast
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 from relay_queue.context import JobContext, current_context, enter, leave
-from relay_queue.worker.hygiene import close_connections, undo_what_is_left_open
+from relay_queue.worker.connections import close_connections, undo_what_is_left_open
 
 _following = threading.Lock()
 _followed = False
@@ -49,14 +49,13 @@ def follow_threads() -> None:
             _followed = True
 
 
-def own_thread() -> ThreadSensitiveContext:
+def own_thread() -> tuple[ThreadSensitiveContext, Token[ThreadSensitiveContext]]:
     """Give the synchronous code of this context's event loops a thread of its own.
 
-    It is started when it is first needed, and ends with `end_own_thread`.
+    It is started when it is first needed, and ends with `end_own_thread`, which takes both values.
     """
     own = ThreadSensitiveContext()
-    SyncToAsync.thread_sensitive_context.set(own)
-    return own
+    return own, SyncToAsync.thread_sensitive_context.set(own)
 
 
 def has_own_thread(own: ThreadSensitiveContext) -> bool:
@@ -64,11 +63,12 @@ def has_own_thread(own: ThreadSensitiveContext) -> bool:
     return own in SyncToAsync.context_to_thread_executor
 
 
-def end_own_thread(own: ThreadSensitiveContext) -> list[str]:
+def end_own_thread(own: ThreadSensitiveContext, before: Token[ThreadSensitiveContext]) -> list[str]:
     """End the thread of `own_thread`, if it was ever started, with its connections.
 
     Waits for the code that runs there. Returns the aliases that were left in a transaction.
     """
+    SyncToAsync.thread_sensitive_context.reset(before)
     if not SyncToAsync.context_to_thread_executor:  # the quickest to ask, and nearly always so
         return []
     executor = SyncToAsync.context_to_thread_executor.pop(own, None)

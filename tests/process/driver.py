@@ -27,7 +27,7 @@ from relay_queue.lab.faults import die_after_claim, die_after_settle, jump_clock
 from relay_queue.worker.hooks import HOOKS
 
 if TYPE_CHECKING:
-    from relay_queue.worker.tick import Done
+    from relay_queue.worker.plan import Done
 
 SUPERVISOR = os.getpid()
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []

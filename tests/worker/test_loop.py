@@ -21,12 +21,14 @@ from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import loop as module
+from relay_queue.worker import pacing
 from relay_queue.worker import tick as tick_module
-from relay_queue.worker import timers
+from relay_queue.worker.database import EXIT_UNKNOWN
 from relay_queue.worker.identity import register
-from relay_queue.worker.loop import EXIT_UNKNOWN, HAND_OVER_SECONDS, Loop
+from relay_queue.worker.loop import HAND_OVER_SECONDS, Loop
 from relay_queue.worker.options import DRAIN, QUIT, READY, WorkerOptions
-from relay_queue.worker.tick import Done, Plan, tick
+from relay_queue.worker.plan import Done, Plan
+from relay_queue.worker.tick import tick
 from relay_queue.worker.waiting import Waiting, Woken
 from tests import tasks
 from tests.conftest import wait_until
@@ -298,7 +300,7 @@ def played(
 ) -> Played:
     settings.RELAY = {**settings.RELAY, "POLL_SECONDS": 300.0}
     for name in ("PROBE_SECONDS", "FLUSH_SECONDS"):
-        monkeypatch.setattr(timers, name, 300.0)
+        monkeypatch.setattr(pacing, name, 300.0)
     actions.enqueue(run_after=clock.now() + timedelta(days=1))  # so that the queue is known
     return Played(supervisor[1], monkeypatch)
 
@@ -474,8 +476,8 @@ def stop_when_running(line: socket.socket, then: Callable[[], None] = lambda: No
 def test_what_a_tick_settles_is_counted_soon_although_that_tick_has_written_the_counts(
     serve: Serve, supervisor: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timers, "FLUSH_SECONDS", 0.0)  # every tick writes them
-    monkeypatch.setattr(timers, "HEARTBEAT_SECONDS", 60.0)
+    monkeypatch.setattr(pacing, "FLUSH_SECONDS", 0.0)  # every tick writes them
+    monkeypatch.setattr(pacing, "HEARTBEAT_SECONDS", 60.0)
     seen: list[int] = []
 
     def watch() -> None:

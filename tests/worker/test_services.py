@@ -11,8 +11,8 @@ from django.db import OperationalError
 from relay_queue import clock as wall_clock
 from relay_queue import store
 from relay_queue.models import BulkAct, Job, QueueMinute, Worker
-from relay_queue.worker import maintenance
-from relay_queue.worker.maintenance import BREATH_SECONDS, INTERVAL_SECONDS, Maintenance
+from relay_queue.worker import services
+from relay_queue.worker.services import BREATH_SECONDS, INTERVAL_SECONDS, Housekeeper
 from tests.store import actions
 from tests.worker.monotonic import Monotonic, stop_time
 
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Monotonic:
         "RETAIN_CANCELLED_SECONDS": 2 * DAY,
         "RETAIN_DEAD_SECONDS": None,
     }
-    return stop_time(monkeypatch, maintenance)
+    return stop_time(monkeypatch, services)
 
 
 def finish(count: int, state: str, days_ago: float) -> None:
@@ -52,7 +52,7 @@ def _ago(days: float) -> Any:
     return lambda: moment
 
 
-def work_through(chores: Maintenance, clock: Monotonic) -> int:
+def work_through(chores: Housekeeper, clock: Monotonic) -> int:
     """Take bites until the next one is a whole interval away; return how many it took."""
     bites = 0
     while bites < 100:
@@ -65,10 +65,10 @@ def work_through(chores: Maintenance, clock: Monotonic) -> int:
 
 
 def test_the_first_bite_is_neither_at_once_nor_at_the_same_time_for_all(clock: Monotonic) -> None:
-    times = {Maintenance().next_at - clock.now for _ in range(20)}
+    times = {Housekeeper().next_at - clock.now for _ in range(20)}
     assert min(times) >= INTERVAL_SECONDS / 2
     assert len(times) > 10
-    assert not Maintenance().due()
+    assert not Housekeeper().due()
 
 
 def test_finished_jobs_are_kept_as_long_as_the_settings_say(clock: Monotonic) -> None:
@@ -76,7 +76,7 @@ def test_finished_jobs_are_kept_as_long_as_the_settings_say(clock: Monotonic) ->
         finish(1, state, days_ago=1.5)
         finish(1, state, days_ago=2.5)
     finish(1, "succeeded", days_ago=0.5)
-    work_through(Maintenance(), clock)
+    work_through(Housekeeper(), clock)
     kept = sorted(Job.objects.values_list("state", flat=True))
     assert kept == ["cancelled", "dead", "dead", "succeeded"]
     actions.assert_counters_exact()
@@ -94,7 +94,7 @@ def test_old_minutes_workers_and_bulk_acts_go_too_and_the_young_stay(clock: Mono
                 str(days), "cancel", None, "", "", "", "", 1, 1, "1", "ada", "admin"
             )
             actions.do(store.finish_bulk, actions.do(store.start_bulk, bulk))
-    work_through(Maintenance(), clock)
+    work_through(Housekeeper(), clock)
     assert QueueMinute.objects.count() == 1
     assert [worker.incarnation for worker in Worker.objects.all()] == [f"{1:032x}"]
     assert [bulk.nonce for bulk in BulkAct.objects.all()] == ["1"]
@@ -103,9 +103,9 @@ def test_old_minutes_workers_and_bulk_acts_go_too_and_the_young_stay(clock: Mono
 def test_a_lot_is_deleted_in_bites_with_a_breath_between(
     clock: Monotonic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "BITE_ROWS", 3)
+    monkeypatch.setattr(services, "BITE_ROWS", 3)
     finish(10, "succeeded", days_ago=2)
-    chores = Maintenance()
+    chores = Housekeeper()
     sizes = []
     for _ in range(4):
         clock.now = chores.next_at
@@ -118,7 +118,7 @@ def test_a_lot_is_deleted_in_bites_with_a_breath_between(
 
 
 def test_after_the_last_chore_it_rests_and_then_begins_again(clock: Monotonic) -> None:
-    chores = Maintenance()
+    chores = Housekeeper()
     assert work_through(chores, clock) > 1
     rest = chores.next_at - clock.now
     assert 0.75 * INTERVAL_SECONDS <= rest <= 1.25 * INTERVAL_SECONDS
@@ -131,7 +131,7 @@ def test_a_database_that_is_busy_is_left_alone_until_the_next_time(
     clock: Monotonic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(1, "succeeded", days_ago=2)
-    chores = Maintenance()
+    chores = Housekeeper()
     clock.now = chores.next_at
     with monkeypatch.context() as broken:
         broken.setattr(store, "prune", _busy)

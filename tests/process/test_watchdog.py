@@ -9,7 +9,7 @@ import pytest
 
 from relay_queue.db.gate import Holder, gate_for
 from relay_queue.worker import gatewatch
-from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker.watchdog import GateWatch
 from tests.conftest import ROOT
 
 HOLD = """
