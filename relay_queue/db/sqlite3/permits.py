@@ -119,7 +119,7 @@ class ImmediateAtomic(FastAtomic):
         self._first = first
         self._short = False
 
-    def __enter__(self) -> float:
+    def __enter__(self) -> float:  # type: ignore[override]
         """Begin, and return the seconds that the wait for the gate took."""
         db = self._connection
         if db.connection is None:
