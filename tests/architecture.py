@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "backoff",
                 "ranking",
                 "payload",
+                "quantities",
                 "conf",
                 "exceptions",
                 "clock",
