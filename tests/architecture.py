@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "backoff",
                 "ranking",
                 "payload",
+                "quantities",
                 "conf",
                 "exceptions",
                 "clock",

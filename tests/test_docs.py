@@ -27,7 +27,7 @@ from django.core.management import CommandParser, get_commands
 
 import relay_queue
 from relay_queue import backend, checks, conf, exceptions, states
-from relay_queue.admin.acts import catalogue
+from relay_queue.admin.actions import catalogue
 from relay_queue.cli import base
 from relay_queue.context import RelayContext
 from relay_queue.db import gatefile
@@ -584,7 +584,7 @@ def test_every_permission_is_described() -> None:
 
 def test_every_act_is_described_with_the_states_that_it_is_for() -> None:
     found = {row[0]: set(code(row[1])) for row in rows(page("acts.md"), "Act", "For jobs that are")}
-    assert found == {str(act.label): set(act.states) for act in catalogue.JOB_ACTS}
+    assert found == {str(act.label): set(act.states) for act in catalogue.JOB_ACTIONS}
 
 
 def test_layers_of_contributing_are_those_that_are_enforced() -> None:

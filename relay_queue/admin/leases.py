@@ -1,4 +1,4 @@
-"""The page of leases: who holds which job now, and the record of every attempt."""
+"""Leases: which worker holds which job now, and the record of every attempt."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue.admin import attempts, badges, cells, sight, texts
-from relay_queue.admin.lists import walks
-from relay_queue.admin.lists.criteria import Criteria
+from relay_queue.admin import formatting, sight, texts
 from relay_queue.admin.lists.filters import (
     JobQueueFilter,
     OutcomeFilter,
     PresenceFilter,
     SpanFilter,
 )
-from relay_queue.admin.lists.names import Names
-from relay_queue.admin.lists.walk import Walk
-from relay_queue.admin.reading import WalkingAdmin
+from relay_queue.admin.reading import ScanningAdmin
 from relay_queue.models import Job, Lease, Worker
+from relay_queue.query import list_plans
+from relay_queue.query.list_plans import Criteria
+from relay_queue.query.lists import IndexScan, Names
 
 
 class GrantedFilter(SpanFilter):
@@ -45,7 +44,7 @@ class OpenFilter(PresenceFilter):
 
 
 class RefusedFilter(PresenceFilter):
-    """Filters by whether the owner came back too late."""
+    """Filters by whether the owner returned too late."""
 
     title = _("late return")
     parameter_name = "refused"
@@ -53,7 +52,7 @@ class RefusedFilter(PresenceFilter):
 
 
 @admin.register(Lease)
-class LeaseAdmin(WalkingAdmin):
+class LeaseAdmin(ScanningAdmin):
     """Leases, the newest first."""
 
     list_display = (
@@ -102,16 +101,16 @@ class LeaseAdmin(WalkingAdmin):
         css: ClassVar[dict[str, list[str]]] = {"all": ["relay_queue/job.css"]}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Read the leases of the jobs that the page of jobs at this site shows."""
+        """Read the leases of those jobs that the page of jobs at this site shows."""
         return sight.of_jobs(request, self.admin_site, super().get_queryset(request))
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any | None:
-        """Return a lease with what this person may see of its worker and its traceback."""
+        """Return a lease with the parts of its worker and traceback that this person may see."""
         lease = super().get_object(request, object_id, from_field)
         if lease is not None:
-            attempts.name_workers(request, self.admin_site, [lease])
+            sight.name_workers(request, self.admin_site, [lease])
             may_see = sight.may_view_payload(request, self.admin_site)
             lease.shown_traceback = texts.traceback(lease, may_see=may_see)
         return lease
@@ -125,34 +124,31 @@ class LeaseAdmin(WalkingAdmin):
             return queryset, False
         return (queryset.none() if term.fault else queryset.filter(job=int(term.word))), False
 
-    def walk(self, asked: Criteria, names: Names) -> Walk:
-        """Choose the index for what was asked."""
-        return walks.leases(asked, names)
+    def plan(self, asked: Criteria, names: Names) -> IndexScan:
+        """Choose the index for the criteria."""
+        return list_plans.leases(asked, names)
 
     def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
         """Read the leases of one page with their jobs and workers."""
         leases = self.get_queryset(request).filter(pk__in=ids).select_related("job")
-        now = cells.now()
         rows = {row.pk: row for row in leases.defer("traceback", "job__payload", "job__result")}
-        attempts.name_workers(request, self.admin_site, rows.values())
-        for row in rows.values():
-            row.now = now
+        sight.name_workers(request, self.admin_site, rows.values())
         return rows
 
     @admin.display(description=_("lease"))
     def lease(self, lease: Lease) -> int:
-        """Show the id, which leads to the page of the lease."""
+        """Show the id, as a link to the page of the lease."""
         return lease.pk
 
     @admin.display(description=_("outcome"))
     def outcome_badge(self, lease: Lease) -> SafeString:
-        """Show how it ended."""
-        return badges.outcome_badge(lease.outcome)
+        """Show the outcome as a badge; an open lease has one, too."""
+        return formatting.outcome_badge(lease.outcome)
 
     @admin.display(description=_("job"))
     def job_link(self, lease: Lease) -> SafeString:
-        """Show the job, and lead to its page."""
-        task = cells.task(lease.job)
+        """Show the id and task of the job, as a link to its page."""
+        task = formatting.task(lease.job)
         if not self.admin_site.is_registered(Job):
             return format_html("{} {}", lease.job_id, task)
         address = reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[lease.job_id])
@@ -160,15 +156,15 @@ class LeaseAdmin(WalkingAdmin):
 
     @admin.display(description=_("worker"))
     def worker_name(self, lease: Lease) -> str:
-        """Show who held it."""
-        return cells.worker(lease)
+        """Show the name of the worker, or its id if its row is gone or hidden."""
+        return formatting.worker(lease)
 
     @admin.display(description=_("worker"))
     def worker_shown(self, lease: Any) -> str:
-        """Show who held it, and lead to its page."""
+        """Show the worker, as a link to its page."""
         worker = lease.shown_worker
         if worker is None:
-            return cells.worker(lease)
+            return formatting.worker(lease)
         address = f"{self.admin_site.name}:relay_queue_worker_change"
         if not self.admin_site.is_registered(Worker):
             return str(worker)
@@ -176,34 +172,34 @@ class LeaseAdmin(WalkingAdmin):
 
     @admin.display(description=_("granted"))
     def granted(self, lease: Any) -> SafeString:
-        """Show when it was granted."""
-        return cells.ago(lease.acquired_at, lease.now)
+        """Show how long ago it was granted."""
+        return formatting.ago(lease.acquired_at, lease.now)
 
     @admin.display(description=_("lasted"))
     def lasted(self, lease: Any) -> SafeString:
-        """Show how long it was held."""
-        return cells.ran(lease, lease.now)
+        """Show how long the worker held it, or has held it."""
+        return formatting.ran(lease, lease.now)
 
     @admin.display(description=_("error"))
     def error_name(self, lease: Lease) -> SafeString:
-        """Show the class of the exception."""
-        return cells.error(lease.error)
+        """Show the class of the exception of a failed attempt."""
+        return formatting.error(lease.error)
 
     @admin.display(description=_("late return"))
     def late_return(self, lease: Any) -> SafeString:
-        """Show with which verb the owner came back too late, and why it was turned away."""
+        """Show the verb of a late return, and why the guard refused it."""
         if lease.refused_at is None:
-            return cells.dash()
-        return badges.badge(
-            "refused", f"{lease.refused_verb}: {lease.refused_reason}", badges.WARNING
+            return formatting.dash()
+        return formatting.badge(
+            "refused", f"{lease.refused_verb}: {lease.refused_reason}", formatting.WARNING
         )
 
     @admin.display(description=_("token"))
     def token_start(self, lease: Lease) -> str:
         """Show enough of the token to recognise it."""
-        return cells.token(lease.token)
+        return formatting.token(lease.token)
 
     @admin.display(description=_("traceback"))
     def traceback_text(self, lease: Any) -> SafeString:
-        """Show the traceback with its lines."""
+        """Show the traceback in its own lines, as far as this person may see it."""
         return format_html('<pre class="relay-code">{}</pre>', lease.shown_traceback)

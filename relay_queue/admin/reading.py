@@ -1,4 +1,4 @@
-"""What all pages have in common: they only read, and they are quick on large tables."""
+"""The base of all pages: they only read, and they are quick on large tables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from django.utils.translation import gettext as _
 from relay_queue import conf
 from relay_queue.admin import sight
 from relay_queue.admin.lists import searching
-from relay_queue.admin.lists.changelist import WalkChangeList
-from relay_queue.admin.lists.criteria import Criteria
-from relay_queue.admin.lists.names import Names
-from relay_queue.admin.lists.walk import Walk
+from relay_queue.admin.lists.changelist import ClockedChangeList, ScanChangeList
+from relay_queue.query.list_plans import Criteria
+from relay_queue.query.lists import IndexScan, Names
 from relay_queue.validation import is_storable
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ else:
     ModelAdmin = admin.ModelAdmin
 
 MOST_LISTED: Final = 10_000
-"""Rows that a list without a walk reaches at the most; filters and the search lead to the others."""
+"""Rows that a list without an index scan reaches; filters and the search find the others."""
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
@@ -44,9 +43,9 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class ReadingAdmin(ModelAdmin):
-    """A page whose rows may be looked at by whoever has the view permission, and changed by nobody.
+    """A page whose rows are shown to those with the view permission, and changed by nobody.
 
-    The tables are written by the store alone, so nothing is added, changed or deleted here.
+    The store alone writes the tables, so no form adds, changes or deletes a row.
     """
 
     paginator = BoundedPaginator
@@ -58,7 +57,7 @@ class ReadingAdmin(ModelAdmin):
     sortable_by = ()
 
     class Media:
-        """The look of lists and pages; neither script nor style stands in the pages."""
+        """The style sheets of lists and pages; the pages themselves have neither script nor style."""
 
         css: ClassVar[dict[str, list[str]]] = {
             "all": ["relay_queue/tokens.css", "relay_queue/lists.css"]
@@ -67,12 +66,16 @@ class ReadingAdmin(ModelAdmin):
     object_history_template = "admin/relay_queue/history.html"
 
     linked: ClassVar[frozenset[str]] = frozenset()
-    """Conditions that no filter of the list has, and that links of other pages to it have."""
+    """Conditions that links of other pages have, and that are no filter of the list."""
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Use a list whose rows have the time of the request."""
+        return ClockedChangeList
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Name what is listed: the admin's own title asks to select a row, which nobody must."""
+        """Show the list under the name of its rows, in place of Django's "Select a row"."""
         if not _can_be_asked(request.GET):
             text = _("No row has a NUL character in it, so no filter can ask for one.")
             messages.warning(request, text, fail_silently=True)
@@ -81,10 +84,10 @@ class ReadingAdmin(ModelAdmin):
         return super().changelist_view(request, {"title": title, **(extra_context or {})})
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
-        """Allow the filters of the list and what other pages link with.
+        """Allow the filters of the list and the conditions of links of other pages.
 
-        Django allows every column. One could then ask a list, letter by letter, for what its pages
-        do not show: a payload, or the token of a lease.
+        Django allows every column. A list could then be asked, letter by letter, for values that no
+        page shows: a payload, or the token of a lease.
         """
         return lookup in self.linked or any(
             lookup in _parameters(each) for each in self.get_list_filter(request)
@@ -93,7 +96,7 @@ class ReadingAdmin(ModelAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any | None:
-        """Return the row with a key; None, too, for keys at which a database would fail."""
+        """Return the row with a key; None also for keys at which a database would fail."""
         if not is_storable(object_id):
             return None
         return super().get_object(request, object_id, from_field)
@@ -116,7 +119,7 @@ class ReadingAdmin(ModelAdmin):
 
 
 def _can_be_asked(query: QueryDict) -> bool:
-    """Say whether the database can look for all values of an address; the search takes any text."""
+    """Say whether a database can compare all values of an address; the search takes any text."""
     return all(
         is_storable(text)
         for name, values in query.lists()
@@ -126,8 +129,8 @@ def _can_be_asked(query: QueryDict) -> bool:
 
 
 def _parameters(listed: Any) -> Sequence[str]:
-    """Return the parameters of a filter: a choice has one, a span has four."""
-    if isinstance(listed, str):  # a column, in a list of the project's own
+    """Return the parameters of a filter: a choice has one, a range of times has four."""
+    if isinstance(listed, str):  # a column, in a subclass of the project
         return [listed, f"{listed}__exact", f"{listed}__isnull"]
     if isinstance(listed, tuple):
         return [f"{listed[0]}__range__{end}_{part}" for end in ("gte", "lte") for part in (0, 1)]
@@ -135,12 +138,12 @@ def _parameters(listed: Any) -> Sequence[str]:
 
 
 class DetailAdmin(ReadingAdmin):
-    """A page that shows all of one row itself, instead of a list of its fields."""
+    """A page that shows one row by a template of its own, instead of a list of its fields."""
 
     fields = ()
 
     class Media:
-        """The look of the page of one row, which has charts like the dashboard."""
+        """The style sheets of the page of one row, which has charts like the dashboard."""
 
         css: ClassVar[dict[str, list[str]]] = {
             "all": [
@@ -152,20 +155,20 @@ class DetailAdmin(ReadingAdmin):
 
     def detail(self, request: HttpRequest, shown: Any) -> Mapping[str, object]:
         """Return the title of the page and what its template shows of the row."""
-        raise NotImplementedError  # each page says: Django's metaclass leaves no room for ABC
+        raise NotImplementedError  # not an ABC: its metaclass conflicts with Django's
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
-        """Show the row."""
+        """Show the page with the details of the row."""
         shown = options.get("obj")
         if shown is not None:
             context |= {"subtitle": None, **self.detail(request, shown)}
         return super().render_change_form(request, context, *args, **options)
 
 
-class WalkingAdmin(ReadingAdmin):
-    """A page whose list is a walk along an index, as quick at a million rows as at ten."""
+class ScanningAdmin(ReadingAdmin):
+    """A page whose list is an index scan, as quick at a million rows as at ten."""
 
     ordering = ("-id",)
     search_help_text = searching.HELP
@@ -177,26 +180,26 @@ class WalkingAdmin(ReadingAdmin):
     """Whether the counters of jobs know how long the list is."""
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Use the list that walks."""
-        return WalkChangeList
+        """Use the list on top of an index scan."""
+        return ScanChangeList
 
     def whole(self) -> QuerySet[Any]:
         """Return the rows of this list where no project limits them."""
         return sight.whole(self.model)
 
     def parse_search(self, request: HttpRequest, text: str) -> searching.Term | None:
-        """Read what was typed into the search, as far as this person may search."""
+        """Parse the text of the search; a kind that this person may not search by is a fault."""
         secrets = sight.may_view_payload(request, self.admin_site)
         return searching.parse(text, self.search_kinds, secrets=secrets)
 
     def criteria(self) -> Criteria:
-        """Return what this list asks for before any filter."""
+        """Return the criteria of this list without any filter."""
         return Criteria()
 
-    def walk(self, asked: Criteria, names: Names) -> Walk:
-        """Choose the index to walk for what was asked."""
-        raise NotImplementedError  # each list says: Django's metaclass leaves no room for ABC
+    def plan(self, asked: Criteria, names: Names) -> IndexScan:
+        """Choose the index to scan for the criteria."""
+        raise NotImplementedError  # not an ABC: its metaclass conflicts with Django's
 
     def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
-        """Return the rows of one page by id, with all that the list shows of them."""
+        """Return the rows of one page by id, with everything that the list shows of them."""
         raise NotImplementedError  # as above

@@ -1,7 +1,7 @@
-"""Redacting: what ``RELAY["REDACT"]`` names is hidden, wherever in a value it stands.
+"""Redacting: values of the names in ``RELAY["REDACT"]`` are hidden, at any depth.
 
-A name is a keyword argument, a positional one whose parameter has it, or a key of a dictionary at any
-depth, in texts with JSON in them, too. Case and the choice of ``-`` or ``_`` do not matter.
+A name is that of a keyword argument, of the parameter of a positional one, or a key of a dictionary,
+also in texts that contain JSON. Case and the choice of ``-`` or ``_`` do not matter.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from relay_queue.admin.texts import hidden
+from django.utils.translation import gettext as _
 
 MOST_LAYERS: Final = 50
-"""Wrappers of a function that are looked through; more are taken for a circle."""
+"""Wrappers of a function that are unwrapped; more are taken for a circle."""
 
 MOST_TEXTS_IN_TEXTS: Final = 5
-"""How deep JSON is looked for in texts of JSON; what lies deeper is hidden."""
+"""How deep texts of JSON inside of texts of JSON are parsed; a deeper one is hidden."""
 
 
 @dataclass(frozen=True)
 class Redactor:
-    """Hides values by the names of what holds them."""
+    """Hides values by the names of their arguments and keys."""
 
     names: Sequence[str]
     _plain: frozenset[str] = field(init=False, default=frozenset())
@@ -41,15 +41,15 @@ class Redactor:
 
     @cached_property
     def word(self) -> str:
-        """What stands in the place of a value: translated once, since there may be very many."""
+        """The word in the place of a hidden value: translated once, since values may be many."""
         return hidden()
 
     def hides(self, name: object) -> bool:
-        """Say whether a name is one of those."""
+        """Say whether values of a name are hidden."""
         return _plain(str(name)) in self._plain
 
     def all(self, value: Any, depth: int = 0) -> Any:
-        """Return a value of JSON with everything hidden that a name hides."""
+        """Return a value of JSON with the values of the names hidden."""
         if isinstance(value, dict):
             return {k: self.word if self.hides(k) else self.all(v, depth) for k, v in value.items()}
         if isinstance(value, list):
@@ -57,10 +57,10 @@ class Redactor:
         return self.text(value, depth) if isinstance(value, str) else value
 
     def text(self, text: str, depth: int = 0) -> str:
-        """Return a text with what it has of JSON redacted.
+        """Return a text whose JSON is redacted.
 
-        A name in a text that is no JSON, before a colon or an equals sign, hides the whole text: how
-        far its value reaches cannot be known.
+        In a text that is no JSON, a name before a colon or an equals sign hides the whole text: the
+        end of its value cannot be known.
         """
         if not self or not self._mark.search(text):
             return text
@@ -87,14 +87,14 @@ class Redactor:
 
     @cached_property
     def _mark(self) -> re.Pattern[str]:
-        """What a name looks like in a text: quoted or escaped or not, before a colon or an equals."""
+        """The pattern of a name in a text: quoted, escaped or bare, before a colon or an equals sign."""
         spelled = {name.lower().replace("-", "_") for name in self.names} | self._plain
         names = "|".join(re.escape(name).replace("_", "[-_]") for name in sorted(spelled))
-        # A letter of JSON may be written as its number; then any key may be a name.
+        # JSON may have a letter as its number; then any key may be one of the names.
         return re.compile(rf"(?:{names})[\"'\\\s\]]*[:=]|\\u[0-9a-f]{{4}}", re.IGNORECASE)
 
     def _places(self, task: str) -> Callable[[int], bool]:
-        """Return what says of a place whether its argument may be one to hide."""
+        """Return the function that says whether the argument at a place may have to be hidden."""
         layers = [*_layers(task)]
         if not layers:
             return lambda place: True
@@ -108,9 +108,9 @@ class Redactor:
     def _may_be_named(self, parameters: Sequence[inspect.Parameter], place: int) -> bool:
         if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
             if place >= len(parameters) - 1:
-                return True  # nothing has a name in ``*args``, which a wrapper without `wraps` has
+                return True  # an argument in ``*args`` has no name, as in a wrapper without `wraps`
             return self.hides(parameters[place].name)
-        # No parameter takes it: the function had others when the job was enqueued.
+        # No parameter takes it: the function has been changed since the job was enqueued.
         return place >= len(parameters) or self.hides(parameters[place].name)
 
 
@@ -119,9 +119,9 @@ def _plain(name: str) -> str:
 
 
 def _layers(task: str) -> Iterator[Sequence[inspect.Parameter]]:
-    """Yield the parameters of a task's function and of what it wraps, the outermost first.
+    """Yield the parameters of a task's function and of the functions it wraps, the outermost first.
 
-    Nothing if they cannot be known: the task's module is not loaded here, and nothing is imported.
+    Yields nothing if the module of the task is not loaded: nothing is imported for this.
     """
     module, _dot, name = task.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
@@ -145,3 +145,8 @@ def _without_context(
     for place, parameter in enumerate(parameters):
         if place >= skip or parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             yield parameter
+
+
+def hidden() -> str:
+    """Return the text in the place of a value that may not be seen."""
+    return _("(hidden)")

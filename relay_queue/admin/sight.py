@@ -1,11 +1,12 @@
 """Sight: which rows a viewer may see at one admin site, and which parts of them.
 
 A project limits a site by ``get_queryset`` and the permissions of the pages that it registers there.
-A page that shows rows of another table asks here, so that one limit holds on every page.
+Pages that show rows of another table ask this module, so that one limit holds on every page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from django.contrib.admin import AdminSite
@@ -15,7 +16,7 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
 
 from relay_queue import conf
-from relay_queue.models import Job, Lease
+from relay_queue.models import Job, Lease, Worker
 
 APP: Final = Job._meta.app_label
 
@@ -37,7 +38,7 @@ def may_view(request: HttpRequest, site: AdminSite, model: type[Model]) -> bool:
 
 
 def may_view_payload(request: HttpRequest, site: AdminSite) -> bool:
-    """Say whether a viewer may view what callers and functions put into jobs.
+    """Say whether a viewer may view the texts that callers and functions put into jobs.
 
     These are arguments, results, messages and tracebacks of errors, and idempotency keys. The page
     of jobs at the site decides.
@@ -83,6 +84,18 @@ def of_jobs(
     return found.filter(Exists(seen.order_by().filter(pk=OuterRef(job_id))))
 
 
+def name_workers(request: HttpRequest, site: AdminSite, found: Iterable[Any]) -> None:
+    """Set the worker of each lease as ``shown_worker``; None where the viewer may not see it."""
+    found = list(found)
+    workers: dict[int, Worker] = {}
+    if may_view(request, site, Worker):
+        # No worker has the id 0. With it, a page takes the same statements without any lease.
+        ids = {lease.worker_id or 0 for lease in found} | {0}
+        workers = rows(request, site, Worker).in_bulk(ids)
+    for lease in found:
+        lease.shown_worker = workers.get(lease.worker_id)
+
+
 def limits_jobs(request: HttpRequest, site: AdminSite) -> bool:
     """Say whether a site keeps jobs from this viewer, so that the counters count too many."""
     return limits(request, site, Job)
@@ -91,8 +104,8 @@ def limits_jobs(request: HttpRequest, site: AdminSite) -> bool:
 def counters_tell(request: HttpRequest, site: AdminSite, model: type[Model]) -> bool:
     """Say whether a viewer may be shown the counters of the queues, or workers, that they may see.
 
-    They count every job of one. Where jobs are limited and these are not, some of the jobs are
-    hidden; a site that limits these, too, has said which ones are seen whole.
+    A counter counts every job of a queue or worker. Where a site limits the jobs alone, some of the
+    counted jobs are hidden. A site that limits the queues or workers, too, shows those whole.
     """
     return not limits_jobs(request, site) or limits(request, site, model)
 
@@ -103,9 +116,9 @@ def limits(request: HttpRequest, site: AdminSite, model: type[Model]) -> bool:
 
 
 def is_limited(found: QuerySet[Any], own: QuerySet[Any]) -> bool:
-    """Say whether rows are others than those that Relay's own page shows.
+    """Say whether rows differ from those that Relay's own page shows.
 
-    The statements tell: columns, joins for display and the order are left out of them.
+    The statements are compared, without columns, joins for display and the order.
     """
     return _statement(found) != _statement(own)
 

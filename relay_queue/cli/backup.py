@@ -24,7 +24,7 @@ HELP = (
 )
 
 LOCKED_SECONDS = 60.0
-"""How long a copy waits for a database that somebody keeps locked."""
+"""Seconds that a copy waits for a locked database."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +59,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def _back_up(alias: str, destination: Path) -> int:
     """Copy, check and name the file; return how many jobs it holds.
 
-    The copy stays its maker's alone, as ``mkstemp`` makes it: it holds everything that the database
-    does, and lies where others may look.
+    Only its maker may read the copy, as ``mkstemp`` makes it: it holds everything that the database
+    does, and its directory may be open to others.
     """
     handle, name = tempfile.mkstemp(prefix=f".{destination.name}.", dir=destination.parent)
     os.close(handle)
@@ -75,12 +75,12 @@ def _back_up(alias: str, destination: Path) -> int:
 
 
 def _copy(alias: str, target: Path) -> int:
-    """Copy in one step, which is one snapshot: writers go on, and the copy is of one moment."""
+    """Copy in one step, which is one snapshot: writers go on, and the copy has one moment's state."""
     connection = connections[alias]
     connection.ensure_connection()
     with closing(sqlite3.connect(target)) as copy:
         connection.connection.backup(copy, progress=_patience())
-        # One file, that needs no log beside it to be complete.
+        # Then the copy is one file, complete without a log beside it.
         copy.execute("PRAGMA journal_mode = DELETE")
         ((verdict,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
         if verdict != "ok":
@@ -91,7 +91,7 @@ def _copy(alias: str, target: Path) -> int:
 
 
 def _patience() -> Callable[[int, int, int], None]:
-    """Return what SQLite tells after each try; it would go on for ever at a locked database."""
+    """Return what SQLite calls after each try. Without it the copy would wait for ever for a lock."""
     deadline = time.monotonic() + LOCKED_SECONDS
 
     def check(status: int, _remaining: int, _total: int) -> None:
@@ -102,13 +102,13 @@ def _patience() -> Callable[[int, int, int], None]:
 
 
 def _name(partial: Path, destination: Path) -> None:
-    """Give the finished file its name, unless somebody has made a file of that name meanwhile."""
+    """Give the finished file its name. Raises ``FileExistsError`` if another file has it meanwhile."""
     try:
         os.link(partial, destination)
     except FileExistsError:
         raise
     except OSError:
-        # A file system without hard links: a rename cannot refuse, so look once more.
+        # A file system without hard links. A rename would overwrite, so check once more.
         if destination.exists():
             raise FileExistsError(f"{destination} exists") from None
         partial.rename(destination)
@@ -116,7 +116,7 @@ def _name(partial: Path, destination: Path) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """See that the name survives a power failure, where directories can be synced."""
+    """Make the name survive a power failure, where directories can be synced."""
     with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:

@@ -1,13 +1,13 @@
-"""The frame of ``manage.py relay``: which verbs there are, how one is run, how it fails.
+"""The frame of ``manage.py relay``: the list of verbs, how one is run, and how it fails.
 
 A verb is a module ``relay_queue.cli.<verb>``, with ``_`` for ``-``, that has
 
 * ``HELP``: a sentence or two, shown by ``relay <verb> --help``;
 * ``add_arguments(parser)``: declares its arguments, with ``add_json`` if a program would read it;
-* ``run(options, out) -> int``: does it and returns the exit code. ``options`` is the namespace of
+* ``run(options, out) -> int``: executes the verb and returns the exit code. ``options`` is the namespace of
   argparse; ``out`` an `Output`.
 
-The verbs that are operations on jobs, queues and workers are made from `relay_queue.operations`: the
+The verbs that are operations on jobs, queues and workers are made from `relay_queue.operations`. The
 modules ``jobs``, ``queues`` and ``workers`` have them in a dictionary ``VERBS``.
 
 Only the module of the verb that runs is imported.
@@ -24,11 +24,24 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from relay_queue import operations
+from relay_queue import operations, quantities
 from relay_queue.cli.output import Output
 from relay_queue.exceptions import RelayError
+from relay_queue.validation import MAX_ID
 
-__all__ = ["VERBS", "Output", "Verb", "add_json", "explain", "load", "parse", "run", "verb_name"]
+__all__ = [
+    "VERBS",
+    "Output",
+    "Verb",
+    "add_json",
+    "duration",
+    "explain",
+    "load",
+    "parse",
+    "run",
+    "verb_name",
+    "whole_number",
+]
 
 VERBS: Final = {
     "demo": "run a few jobs on a scratch database and show what happened",
@@ -70,27 +83,52 @@ INTERRUPTED: Final = 130
 READER_GONE: Final = 141
 """Exit code when the program that reads the output has ended, as shells use it."""
 
-# What a database says, in any vendor's words, when the tables are not there.
+# Parts of the messages of all vendors about missing tables or columns.
 _NO_TABLES: Final = ("no such table", "does not exist", "doesn't exist", "no such column")
 
 
 class Verb(Protocol):
-    """What a verb exposes: a module, or an entry of a table."""
+    """The interface of a verb: of a module, or of an entry of a dictionary ``VERBS``."""
 
     @property
     def HELP(self) -> str:  # noqa: N802 - a constant of a module
-        """What the verb does."""
+        """What the verb does, in a sentence or two."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments of the verb."""
 
     def run(self, options: argparse.Namespace, out: Output) -> int:
-        """Do it and return the exit code: 0, or 1 if something is wrong."""
+        """Execute the verb and return the exit code: 0, or 1 if something is wrong."""
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--json``, which the `Output` obeys by itself."""
+    """Declare ``--json``; the `Output` handles it."""
     parser.add_argument("--json", action="store_true", help="Print JSON, for programs.")
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number that a column can hold, for argparse.
+
+    Raises ``ArgumentTypeError``; the database would fail at a longer number.
+    """
+    try:
+        number = int(text)
+    except ValueError:  # also for more digits than Python reads
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+    if abs(number) > MAX_ID:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is too large; the limit is {MAX_ID}")
+    return number
+
+
+def duration(text: str) -> float:
+    """Return the seconds of ``7d``, ``12h``, ``30m``, ``45s`` or ``45``, for argparse.
+
+    Raises ``ArgumentTypeError`` for anything else.
+    """
+    try:
+        return quantities.parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def verb_name(text: str) -> str:
@@ -149,11 +187,11 @@ def run(verb: str, options: argparse.Namespace, out: Output) -> int:
 
 
 def explain(error: Exception) -> str:
-    """Return what an expected failure means, and the way out where there is one."""
+    """Return the meaning of an expected failure, and the way out if there is one."""
     text = str(error) or type(error).__name__
     if not isinstance(error, (DatabaseError, InterfaceError)):
         return text
-    # A server adds lines that show the place in the statement, or ask whether it is running.
+    # The driver of a server adds lines: the place in the statement, or a hint that it is down.
     lines = [line.strip() for line in text.splitlines()]
     if any(words in text for words in _NO_TABLES) and not _was_refused(error):
         return (
@@ -163,7 +201,7 @@ def explain(error: Exception) -> str:
 
 
 def _was_refused(error: Exception) -> bool:
-    """Whether a server did not let us in: it knows no such role or database."""
+    """Whether a server refused the connection: it knows no such role or database."""
     cause = error.__cause__
     return getattr(cause, "pgconn", None) is not None and getattr(cause, "sqlstate", None) is None
 

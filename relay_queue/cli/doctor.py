@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any, Final, Literal
@@ -22,13 +22,12 @@ from django.db.migrations.executor import MigrationExecutor
 import relay_queue
 from relay_queue import compat, conf, store
 from relay_queue.checks import TAG
-from relay_queue.cli import durations, server
 from relay_queue.cli.base import Output, add_json
-from relay_queue.cli.output import Style, short
+from relay_queue.cli.output import Style, duration, short
 from relay_queue.db import replaced
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Worker
-from relay_queue.query import looks, status
+from relay_queue.query import looks, server, status
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
@@ -47,21 +46,42 @@ LARGE_LOG_BYTES: Final = 256 * 1024 * 1024
 LOW_DISK_BYTES: Final = 1024**3
 NO_DISK_BYTES: Final = 64 * 1024 * 1024
 SHORT_TIMEOUT_MS: Final = 1_000
-# Workers beat every few seconds; a clock that differs by less than this harms nothing.
+# Workers write a heartbeat every few seconds; a smaller difference of clocks is harmless.
 CLOCK_SLACK_SECONDS: Final = 5.0
-SILENT_SECONDS: Final = 120.0
 SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
 NOT_REACHED: Final = "Start the server, or correct DATABASES: where it is, and who may connect."
 HINDERED: Final = (
     "No job is at fault, and none is given up: mend the table, the right, the sequence or the trigger, "
     "and the worker goes on by itself."
 )
+SERVER_SETTINGS: Final = {
+    "fsync": ("on", "A crash of the machine may destroy the database. Set it to on."),
+    "full_page_writes": ("on", "A crash of the machine may destroy the database. Set it to on."),
+    "synchronous_commit": ("on", "Committed jobs may be lost in a crash. Set it to on."),
+    "autovacuum": ("on", "Nobody sweeps dead rows, so claims get slower. Set it to on."),
+    "default_transaction_isolation": (
+        "read committed",
+        "An enqueue in your own transaction may pass a capacity. Set it to read committed.",
+    ),
+}
+"""What each setting should be, and what it costs if it is not."""
+
+# These are as durable, or more.
+ALSO_SOUND: Final = {"synchronous_commit": {"local", "remote_write", "remote_apply"}}
+
+SEQUENCE_BEHIND: Final = (
+    "New rows get ids that are taken, or that are lower than those before. Raise it: "
+    "manage.py sqlsequencereset relay_queue | manage.py dbshell"
+)
+
+OLD_TRANSACTION: Final = timedelta(minutes=10)
+FEW_CONNECTIONS_LEFT: Final = 0.1
 STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "bad"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor: what was looked at, how it is, and the way out if it is not well."""
+    """One line of the doctor: what was examined, its level and value, and the way out of a fault."""
 
     name: str
     level: Level
@@ -75,14 +95,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Examine everything that can be; exit with 1 if anything fails."""
+    """Run all examinations; exit with 1 if anything fails."""
     found = list(_versions()) + list(_system_checks())
     if not any(finding.level == "fail" for finding in found):
-        # With settings that make no sense the rest could only report the same in other words.
+        # After a fault of the settings the other examinations would report it again.
         for examine in _EXAMINATIONS:
             found += _attempt(examine)
             if found[-1:] and found[-1].hint == NOT_REACHED:
-                break  # for the same reason
+                break  # the others would report this again
     out.data({"ok": _worst(found) != "fail", "findings": [asdict(finding) for finding in found]})
     width = max(len(finding.name) for finding in found)
     for finding in found:
@@ -94,7 +114,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """Run one examination; that it cannot be done is a finding too."""
+    """Run one examination. An error of it is a finding, too."""
     try:
         return list(examine())
     except (*store.UNREADABLE, InterfaceError, OSError) as error:
@@ -156,27 +176,64 @@ def _engine() -> Iterator[Finding]:
 
 
 def _server() -> Iterator[Finding]:
-    found = server.read()
+    found = server.read_server()
     if found is None:
         return
     yield Finding("server", "ok", found.version)
     connection: Any = connections[conf.get().database]
     driver = connection.Database
     yield Finding("driver", "ok", f"{driver.__name__} {driver.__version__}")
-    for name, value, hint in server.settings(found):
+    for name, value, hint in judge_settings(found):
         yield Finding(f"setting {name}", "warn" if hint else "ok", value, hint)
-    for name, value, hint in server.state(found):
+    for name, value, hint in judge_load(found):
         yield Finding(name, "warn" if hint else "ok", value, hint)
 
 
+_Judged = tuple[str, str, str]
+"""A name, its value, and what to do about it; empty if all is well."""
+
+
+def judge_settings(found: server.Server) -> Iterator[_Judged]:
+    """Judge the settings of a server that decide whether jobs are safe and claims stay fast."""
+    for name, value in found.settings.items():
+        sound, hint = SERVER_SETTINGS[name]
+        well = value == sound or value in ALSO_SOUND.get(name, ())
+        yield name, value, "" if well else hint
+
+
+def judge_load(found: server.Server) -> Iterator[_Judged]:
+    """Judge the load of a server, its role and its clock, which change from hour to hour."""
+    if found.standby:
+        yield "role", "standby", "It takes no writes. Point DATABASES at the primary."
+    yield _oldest_transaction(found)
+    free = found.max_connections - found.connections
+    few = free < found.max_connections * FEW_CONNECTIONS_LEFT
+    hint = "New workers and requests will be refused. Raise max_connections, or use a pooler."
+    yield "connections", f"{found.connections} of {found.max_connections}", hint if few else ""
+    ahead = found.clock_ahead_seconds
+    if abs(ahead) > CLOCK_SLACK_SECONDS:
+        word = "ahead of" if ahead > 0 else "behind"
+        text = f"{duration(abs(ahead))} {word} this machine"
+        yield "server clock", text, "Leases follow the server's clock; compare logs with care."
+
+
+def _oldest_transaction(found: server.Server) -> _Judged:
+    if found.oldest_transaction_at is None:
+        return "oldest transaction", "none", ""
+    age = found.now - found.oldest_transaction_at
+    hint = "Dead rows that it might still see cannot be swept, so claims get slower. End it."
+    shown = str(duration(max(0.0, age.total_seconds())))
+    return "oldest transaction", shown, hint if age > OLD_TRANSACTION else ""
+
+
 def _sequences() -> Iterator[Finding]:
-    """Compare each sequence with its table: after logical replication they may be far behind."""
-    if server.read() is None:
+    """Compare each sequence with its table: after logical replication it may be far behind."""
+    if server.read_server() is None:
         return
     behind = list(server.sequences_behind())
     for table, given, highest in behind:
         text = f"has given {given:,}, and the highest id is {highest:,}"
-        yield Finding(f"sequence of {table}", "fail", text, server.SEQUENCE_BEHIND)
+        yield Finding(f"sequence of {table}", "fail", text, SEQUENCE_BEHIND)
     if not behind:
         yield Finding("sequences", "ok", "none is behind its table")
 
@@ -226,7 +283,7 @@ def _log() -> Iterator[Finding]:
 
 
 def _file() -> Iterator[Finding]:
-    """See that the file can be read, and that nobody has put another in its place under load."""
+    """Check that the file can be read, and that no other file has replaced it while in use."""
     connection = connections[conf.get().database]
     path = database_path(connection.alias)
     if path is None:
@@ -269,7 +326,7 @@ def _workers() -> Iterator[Finding]:
     for worker in live:
         verdict = _verdict(path, worker.row)
         age = worker.heartbeat_age_seconds
-        text = f"{_called(worker.row)}: {verdict.value}, heartbeat {durations.show(age)} ago"
+        text = f"{_called(worker.row)}: {verdict.value}, heartbeat {duration(age)} ago"
         yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
         if worker.row.stop_reason:
             yield Finding(f"work of {worker.row.id}", "fail", worker.row.stop_reason, HINDERED)
@@ -293,7 +350,7 @@ def _probe(path: str, worker: Worker) -> Liveness:
     identity = NO_LOCK
     if worker.lock_device is not None and worker.lock_inode is not None:
         identity = LockIdentity(worker.lock_device, worker.lock_inode)
-    # Closed at once: an open probe of a dead worker would keep others from recovering it.
+    # Closed at once: an open probe of a dead worker would keep other workers from recovering it.
     with probe(path, worker.incarnation, identity) as found:
         return found.verdict
 
@@ -301,9 +358,9 @@ def _probe(path: str, worker: Worker) -> Liveness:
 def _judge_worker(verdict: Liveness, age: float, text: str) -> tuple[Level, str, str]:
     if verdict is Liveness.DEAD:
         return "warn", text, "Other workers recover its jobs; if none runs, relay recover does."
-    if age > SILENT_SECONDS and verdict is Liveness.ALIVE:
+    if age > status.SILENT_SECONDS and verdict is Liveness.ALIVE:
         return "warn", text, "It lives but does nothing: stopped, or waiting for the database?"
-    if age > SILENT_SECONDS:
+    if age > status.SILENT_SECONDS:
         hint = "Nothing proves it dead. Its leases end when they expire."
         return "warn", text, hint
     return "ok", text, ""
@@ -320,7 +377,7 @@ def _clock() -> Iterator[Finding]:
     yield Finding(
         "clock",
         "warn",
-        f"{text}; worker {_called(newest)} was heard {durations.show(ahead)} in the future",
+        f"{text}; worker {_called(newest)} was heard {duration(ahead)} in the future",
         "A clock was set back, or two machines disagree. Leases last that much longer.",
     )
 

@@ -1,4 +1,4 @@
-"""``relay inspect``: what is in the log, the file, the tables; and the story of one job."""
+"""``relay inspect``: the content of the log, the file and the tables; or the story of one job."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 from django.db import connections
 
 from relay_queue import conf
-from relay_queue.cli import durations, server
-from relay_queue.cli.base import Output, add_json
-from relay_queue.cli.jobs import whole
-from relay_queue.cli.output import short
+from relay_queue.cli.base import Output, add_json, whole_number
+from relay_queue.cli.output import duration, short
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
-from relay_queue.query import ledger, status
-from relay_queue.query.ledger import Story
+from relay_queue.query import ledger, server, status
+from relay_queue.query.ledger import Story, shown_token
 from relay_queue.states import State
 from relay_queue.wakeup.files import database_path
 
@@ -27,13 +25,14 @@ HELP = (
 )
 
 PRAGMAS = ("page_size", "page_count", "freelist_count", "journal_mode", "encoding")
-TOKEN_CHARS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_json(parser)
-    parser.add_argument("--job", metavar="ID", type=whole, help="Tell the story of this job.")
+    parser.add_argument(
+        "--job", metavar="ID", type=whole_number, help="Tell the story of this job."
+    )
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
@@ -42,11 +41,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
         _show_story(ledger.story(options.job), out)
         return 0
     path = database_path(conf.get().database)
-    # Before anything connects: opening the database would repair the end of its log.
+    # Before any connection: opening the database would repair the end of its log.
     log = None if path is None else read_wal_in_child(path)
     file = None if path is None else _file_facts(path)
-    found = server.read()
-    tables = None if found is None else server.tables()
+    found = server.read_server()
+    tables = None if found is None else server.table_sizes()
     standing = status.read_status()
     queues = {queue.name: queue.counts for queue in standing.queues}
     totals = ledger.ledger_totals()
@@ -89,7 +88,7 @@ def _file_facts(path: str) -> dict[str, Any]:
 
 
 def _show_server(found: server.Server, tables: dict[str, dict[str, Any]], out: Output) -> None:
-    """Show what stands in for file and log, which a server keeps to itself."""
+    """Show the version and the tables of a server, whose file and log cannot be read."""
     out.facts({"server": found.version, "size_bytes": found.size_bytes}, "Database server")
     out.line()
     rows = [
@@ -152,7 +151,7 @@ def _show_story(story: Story, out: Output) -> None:
 def _show_lease(lease: Lease, out: Output) -> None:
     worker = lease.worker if lease.worker_id else None
     facts = {
-        "token": f"{lease.token[:TOKEN_CHARS]}…",
+        "token": f"{shown_token(lease.token)}…",
         "worker": str(worker) if worker else lease.worker_id and f"id {lease.worker_id}",
         "granted": _when(lease.acquired_at),
         "renewed": _when(lease.renewed_at),
@@ -172,7 +171,7 @@ def _ended(lease: Lease) -> str | None:
     if lease.ended_at is None:
         return None
     lasted = (lease.ended_at - lease.acquired_at).total_seconds()
-    return f"{_when(lease.ended_at)}, after {durations.show(lasted)}"
+    return f"{_when(lease.ended_at)}, after {duration(lasted)}"
 
 
 def _when(moment: Any) -> str | None:
@@ -189,8 +188,8 @@ def _story_as_data(story: Story) -> dict[str, Any]:
     leases = []
     for lease in story.leases:
         row = {f.attname: getattr(lease, f.attname) for f in Lease._meta.concrete_fields}
-        # A whole token would let its reader settle the job.
-        row["token"] = lease.token[:TOKEN_CHARS]
+        # A reader of the whole token could settle the job.
+        row["token"] = shown_token(lease.token)
         row["worker"] = str(lease.worker) if lease.worker_id and lease.worker else None
         leases.append(row)
     return {

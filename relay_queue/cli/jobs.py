@@ -11,12 +11,12 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 
 from relay_queue import conf, store
-from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.base import Output, add_json, whole_number
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job
 from relay_queue.operations import JOB_OPERATIONS, REQUEUE, JobOperation
 from relay_queue.states import State
-from relay_queue.validation import MAX_ID, is_storable
+from relay_queue.validation import is_storable
 
 SHOWN_IDS: Final = 20
 
@@ -53,7 +53,7 @@ class JobVerb:
             )
 
     def run(self, options: argparse.Namespace, out: Output) -> int:
-        """Do it to the selected jobs, and show what became of them."""
+        """Perform the operation on the selected jobs, and show the result."""
         operation = self.operation
         given = {} if operation.number is None else {operation.number.name: options.to}
         _all_dead(options)
@@ -67,17 +67,6 @@ VERBS: Final = {operation.command: JobVerb(operation) for operation in JOB_OPERA
 """The verbs by their names."""
 
 
-def whole(text: str) -> int:
-    """Return a whole number that a column can hold: the database would fail at a longer one."""
-    try:
-        number = int(text)
-    except ValueError:  # also for more digits than Python reads
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
-    if abs(number) > MAX_ID:
-        raise argparse.ArgumentTypeError(f"{text[:40]} is too large; the limit is {MAX_ID}")
-    return number
-
-
 def name(text: str) -> str:
     """Return a name that a row can have: the database would fail at any other."""
     if not is_storable(text):
@@ -88,7 +77,7 @@ def name(text: str) -> str:
 def change(
     operation: JobOperation, job_ids: Sequence[int], **given: int
 ) -> tuple[store.Changed, str]:
-    """Do an operation batch by batch; return what it did, and why it was stopped: a full queue."""
+    """Perform an operation batch by batch; return what changed, and why a full queue stopped it."""
     done = store.Changed()
     try:
         for changed in operation.change(job_ids, **given):
@@ -99,7 +88,7 @@ def change(
 
 
 def _add_selection(parser: argparse.ArgumentParser, states: Sequence[State]) -> None:
-    parser.add_argument("job_ids", metavar="ID", nargs="*", type=whole, help="Ids of jobs.")
+    parser.add_argument("job_ids", metavar="ID", nargs="*", type=whole_number, help="Ids of jobs.")
     parser.add_argument("--queue", type=name, help="Only jobs of this queue.")
     parser.add_argument("--task", type=name, help="Only jobs of this task, by its dotted path.")
     parser.add_argument(
@@ -109,7 +98,7 @@ def _add_selection(parser: argparse.ArgumentParser, states: Sequence[State]) -> 
         help="Only jobs in this state; may be given several times.",
     )
     parser.add_argument(
-        "--limit", metavar="N", type=whole, help="At most N jobs, the oldest first."
+        "--limit", metavar="N", type=whole_number, help="At most N jobs, the oldest first."
     )
     parser.add_argument(
         "--yes", action="store_true", help="Do not ask before changing more than one job."
@@ -117,7 +106,7 @@ def _add_selection(parser: argparse.ArgumentParser, states: Sequence[State]) -> 
 
 
 def _all_dead(options: argparse.Namespace) -> None:
-    """Turn ``--all-dead``, which only one verb has, into the filter that it means."""
+    """Replace ``--all-dead``, which only one verb has, by its filter."""
     if getattr(options, "all_dead", False):
         if options.state and options.state != [State.DEAD.value]:
             raise CommandError("Give --all-dead or --state, not both.")
@@ -129,8 +118,8 @@ def _select(
 ) -> tuple[list[int], bool]:
     """Return the ids of the jobs to change, and whether they were named one by one.
 
-    Asks before more than one job that a filter found. Raises ``CommandError`` if nothing was
-    asked for, or if there is nobody to ask.
+    Asks before a change of several jobs that a filter found. Raises ``CommandError`` without ids and
+    filters, or if no terminal can answer.
     """
     filters = {name: getattr(options, name) for name in ("queue", "task") if getattr(options, name)}
     if options.limit is not None and options.limit < 1:
@@ -150,7 +139,7 @@ def _select(
 
 
 def _show(changed: store.Changed, stopped: str, named: bool, done: str, out: Output) -> int:
-    """Show what happened; return 1 if a job that was named could not be changed."""
+    """Show the result; return 1 if a named job could not be changed."""
     out.data(
         {
             "changed": changed.job_ids,

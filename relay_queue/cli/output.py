@@ -1,8 +1,8 @@
-"""What a verb prints: text for people, or JSON for programs.
+"""The output of a verb: text for people, or JSON for programs.
 
 People get tables and progress bars drawn by rich if it is installed and the output is a terminal,
-and plain text otherwise. Values that come from jobs may hold anything, so characters that a
-terminal would obey are escaped before they are shown.
+and plain text otherwise. Values of jobs may contain anything, so characters that control a terminal
+are escaped before they are shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
 
 from django.core.serializers.json import DjangoJSONEncoder
+from django.utils import translation
+
+from relay_queue import quantities
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,18 +40,18 @@ MOST_NAME_CHARS: Final = 24
 
 
 class Styled(NamedTuple):
-    """A value of a table that means something good or bad, where colours can be shown."""
+    """A value of a table with a style, which terminals with colours show."""
 
     value: object
     style: Style
 
 
 class Output:
-    """Where a verb writes. Every method is shown in its own mode only.
+    """The writer of a verb. Each method writes in its own mode only.
 
     In text mode ``line``, ``table``, ``facts`` and ``progress`` write and ``data`` does not; with
-    ``as_json`` only ``data`` does. So a verb calls both and never asks. ``warn`` always writes, to
-    the error stream.
+    ``as_json`` only ``data`` does. So a verb calls both without asking for the mode. ``warn`` always
+    writes, to the error stream.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Output:
         self._console = None if as_json or not stream.isatty() else _console(stream, color)
 
     def line(self, text: str = "", style: Style | None = None) -> None:
-        """Write one line of text; ``style`` says what it means, where colours can be shown."""
+        """Write one line of text; terminals with colours show its ``style``."""
         if self.as_json:
             return
         if self._console is None:
@@ -140,13 +143,13 @@ class Output:
         self._stream.flush()
 
     def abandon(self) -> None:
-        """Send what is still to come, and what Python flushes when it exits, to nowhere."""
+        """Discard all further output, and what Python flushes when it exits."""
         with suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def cell(value: object) -> str:
-    """Return the text that a table shows for a value: one line, nothing a terminal would obey."""
+    """Return the text of a value in a table: one line, without characters that control a terminal."""
     if isinstance(value, Styled):
         return cell(value.value)
     if value is None:
@@ -161,12 +164,23 @@ def cell(value: object) -> str:
 
 
 def short(name: str) -> str:
-    """Return a name that leaves room for what stands beside it in a line of a terminal."""
+    """Return a name cut to ``MOST_NAME_CHARS``, so that a line fits a terminal."""
     return name if len(name) <= MOST_NAME_CHARS else f"{name[:14]}…{name[-9:]}"
 
 
+def duration(seconds: float | None) -> str | None:
+    """Return a duration as the console shows it; None stays None, which a table shows as ``-``.
+
+    In English, whatever the language of the project: so is all that a verb prints.
+    """
+    if seconds is None:
+        return None
+    with translation.override("en"):
+        return quantities.duration(seconds)
+
+
 def printable(text: str) -> str:
-    """Return the text with control characters and the like spelled out; line ends stay."""
+    """Return the text with unprintable characters as escapes; line ends stay."""
     if text.isprintable():
         return text
     return "".join(

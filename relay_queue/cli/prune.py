@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from relay_queue import conf, store
-from relay_queue.cli import durations
-from relay_queue.cli.base import Output, add_json
+from relay_queue.cli.base import Output, add_json, duration
 from relay_queue.query import looks
 from relay_queue.states import State
+from relay_queue.store.operate import BATCH
 
 HELP = (
     "Delete finished jobs with their ledger, at most a thousand a transaction. Without arguments, "
@@ -18,7 +18,6 @@ HELP = (
     "letters go only with --state dead or a setting."
 )
 
-BATCH: Final = 1_000
 STATES: Final = (State.SUCCEEDED, State.CANCELLED, State.DEAD)
 
 
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--older-than",
         metavar="AGE",
-        type=durations.parse,
+        type=duration,
         help="Finished longer ago than 7d, 12h, 30m or 45s; default: the RETAIN_ setting.",
     )
     parser.add_argument(
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Prune, and show how much went."""
+    """Prune, and show how many rows were deleted."""
     now = looks.now()
     deleted: dict[str, int] = {}
     for state, seconds in _ages(options.state, options.older_than).items():
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _ages(states: list[str] | None, older_than: float | None) -> dict[State, float]:
-    """Return the age in seconds from which jobs of each state go."""
+    """Return the age in seconds from which jobs of each state are deleted."""
     settings = conf.get()
     ages = {
         State.SUCCEEDED: settings.retain_succeeded_seconds,
@@ -66,7 +65,7 @@ def _ages(states: list[str] | None, older_than: float | None) -> dict[State, flo
     if states is not None:
         ages = {State(name): ages[State(name)] for name in states}
     if older_than is not None:
-        # Dead letters that are kept for ever go only if they are named.
+        # Dead letters that are kept for ever are deleted only if they are named.
         ages = {
             state: older_than
             for state, kept in ages.items()

@@ -31,11 +31,11 @@ STRICT: Final = "strict"
 class QueueVerb:
     """The verb of an operation on one queue; see `relay_queue.cli.base.Verb`.
 
-    ``more`` declares the arguments behind the name of the queue, and ``do`` does it to the queue.
+    ``more`` declares the arguments behind the name of the queue, and ``perform`` changes the queue.
     """
 
     operation: Operation
-    do: Callable[[str, argparse.Namespace, Output], None]
+    perform: Callable[[str, argparse.Namespace, Output], None]
     more: Callable[[argparse.ArgumentParser], None] | None = None
 
     @property
@@ -51,16 +51,16 @@ class QueueVerb:
             self.more(parser)
 
     def run(self, options: argparse.Namespace, out: Output) -> int:
-        """Do it to the queue; doing it again changes nothing."""
-        self.do(_known(options.queue), options, out)
+        """Perform the operation on the queue. To repeat it changes nothing."""
+        self.perform(_known(options.queue), options, out)
         return 0
 
 
 def _known(name: str) -> str:
     """Return the name if there is such a queue.
 
-    The store makes a queue on first use, but a verb of an operator that meets an unknown name has
-    met a typing error. Raises ``CommandError`` with the known names.
+    The store creates a queue on first use, but an unknown name in a verb is a typing error. Raises
+    ``CommandError`` with the known names.
     """
     known = set(Queue.objects.using(conf.get().database).values_list("name", flat=True))
     known |= set(conf.get().queues or ())
@@ -73,12 +73,12 @@ def _known(name: str) -> str:
 def _open_or_close(
     operation: QueueOperation,
 ) -> Callable[[str, argparse.Namespace, Output], None]:
-    def do(queue: str, options: argparse.Namespace, out: Output) -> None:
+    def perform(queue: str, options: argparse.Namespace, out: Output) -> None:
         store.in_transaction(lambda tx: operation.verb(tx, queue))
         out.data({"queue": queue, "paused": operation.pauses})
         out.line(operation.done.format(queue=queue))
 
-    return do
+    return perform
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_limits(queue: str, options: argparse.Namespace, out: Output) -> None:
-    """Change what was given and show the limits."""
+    """Set the limits that were given, and show both."""
     said = {name: getattr(options, name) for name in LIMITS}
     given: dict[str, int | None] = {
         name: None if value == UNBOUNDED else value

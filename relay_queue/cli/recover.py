@@ -24,7 +24,7 @@ HELP = (
 )
 
 SHOWN = 20
-NO_WORKER = 0  # No row has this id: every registered worker is looked at.
+NO_WORKER = 0  # No row has this id, so every registered worker is examined.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Recover from dead workers, then from expiry, and show what was done; exit with 1 if not all was."""
+    """Recover from dead workers, then from expiry, and show the result; exit with 1 if any is left."""
     connection = connections[conf.get().database]
     dialect_for(connection).read_anything(connection)
     trial = store.Trial()
@@ -91,14 +91,14 @@ def _recover_dead(trial: store.Trial) -> tuple[list[int], list[Recovered]]:
             siblings.forget()
             ended += batch
             if trial.faults and not batch:
-                break  # the rest of the leases, and with it the workers' rows, can only wait
+                break  # the other leases, and with them the rows of their workers, have to wait
     finally:
         siblings.close()
     return dead, ended
 
 
 def _find(siblings: DeadWorkers) -> None:
-    """Find who is dead; a session whose lock is free is looked at once more."""
+    """Find the dead workers; a session whose lock is free is examined a second time."""
     siblings.find(conf.get().database, NO_WORKER, watched=inf)
     if siblings.suspects:
         time.sleep(CONFIRM_SECONDS)
@@ -120,6 +120,6 @@ def _recover_expired(trial: store.Trial) -> list[Recovered]:
         with store.transaction() as tx:
             batch = store.recover_expired(tx, BATCH, trial=trial)
         ended += batch
-        # In a trial jobs may be condemned, too, and are not among those that ended.
+        # A trial may also mark unreadable jobs, which are not among those that ended.
         if not batch:
             return ended

@@ -1,4 +1,4 @@
-"""``relay status``: how queues and workers stand."""
+"""``relay status``: the state of queues and workers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import time
 from typing import Any
 
-from relay_queue.cli import durations
+from relay_queue.cli import base
 from relay_queue.cli.base import Output, add_json
-from relay_queue.cli.output import short
+from relay_queue.cli.output import duration, short
 from relay_queue.query import status
 from relay_queue.query.status import QueueStatus, Status, WorkerStatus
 from relay_queue.states import State, WorkerOrder
@@ -33,7 +33,7 @@ HEADINGS = {
 }
 
 SHORTEST_PAUSE_SECONDS = 0.1
-"""Between two looks of ``--watch``: with none it would only be busy."""
+"""The shortest pause of ``--watch``; without one it would only load the database."""
 
 
 _ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pause(text: str) -> float:
-    seconds = durations.parse(text)
+    seconds = base.duration(text)
     if seconds < SHORTEST_PAUSE_SECONDS:
         raise argparse.ArgumentTypeError(
             f"{text!r} is too often. Write {SHORTEST_PAUSE_SECONDS:g} or more."
@@ -95,8 +95,8 @@ def _show(status: Status, out: Output) -> None:
 def _until(due: Any, status: Status) -> str:
     seconds = (due - status.now).total_seconds()
     if seconds < 0:
-        return f"overdue by {durations.show(-seconds)}"
-    return f"in {durations.show(seconds)}"
+        return f"overdue by {duration(-seconds)}"
+    return f"in {duration(seconds)}"
 
 
 def _show_queues(queues: list[QueueStatus], out: Output) -> None:
@@ -113,7 +113,7 @@ def _show_queues(queues: list[QueueStatus], out: Output) -> None:
         [
             [
                 short(queue.name),
-                durations.show(queue.oldest_wait_seconds),
+                duration(queue.oldest_wait_seconds),
                 _use(queue.unfinished, queue.capacity),
                 _use(queue.counts.get(State.RUNNING, 0), queue.max_running),
                 "strict" if queue.aging_seconds is None else f"{queue.aging_seconds:g} s",
@@ -125,7 +125,7 @@ def _show_queues(queues: list[QueueStatus], out: Output) -> None:
 
 
 def _use(used: int, limit: int | None) -> str:
-    """Say how much of a limit is used."""
+    """Return how much of a limit is used, in numbers and percent."""
     if limit is None:
         return f"{used:,}"
     return f"{used:,} of {limit:,}" + (f" ({used / limit:.0%})" if limit else "")
@@ -144,7 +144,7 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
                 str(worker.row.pid),
                 worker.row.concurrency,
                 worker.open_leases,
-                f"{durations.show(worker.heartbeat_age_seconds)} ago",
+                f"{duration(worker.heartbeat_age_seconds)} ago",
                 _worker_state(worker),
             ]
             for worker in workers
@@ -157,7 +157,7 @@ def _worker_state(worker: WorkerStatus) -> str:
         return f"hindered: {short(worker.row.stop_reason)}"
     if worker.row.stopped_at is None:
         return _ORDERED.get(worker.row.ordered, "running")
-    # Each reason says by itself that it has ended: "stopped by an operator", "died: ...".
+    # Each reason already says that the worker has ended: "stopped by an operator", "died: ...".
     return worker.row.stop_reason or "stopped"
 
 

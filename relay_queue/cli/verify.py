@@ -47,12 +47,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _counted(number: int, noun: str) -> str:
-    """Say how many there are of what ``noun`` names, in the right number."""
+    """Return a number with its noun, in the plural unless it is 1."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _progress(out: Output, stack: ExitStack) -> Callable[[str, int, int], None]:
-    """Show the progress over the jobs, which take the time; the bar ends with ``stack``."""
+    """Return a callback that shows the progress over the jobs; the bar ends with ``stack``."""
     advance: list[Callable[[int], None]] = []
     shown = 0
 

@@ -29,7 +29,7 @@ class WorkerVerb:
         return self.operation.help
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the workers that are meant."""
+        """Declare the names or ids of workers, and ``--all``."""
         add_json(parser)
         parser.add_argument("workers", metavar="WORKER", nargs="*", help="Names or ids of workers.")
         parser.add_argument("--all", action="store_true", help="Every worker that has not ended.")
@@ -37,15 +37,15 @@ class WorkerVerb:
             parser.add_argument("--undo", action="store_true", help="Let them claim again.")
 
     def run(self, options: argparse.Namespace, out: Output) -> int:
-        """Give the order to the workers that are meant; return 1 if one of them could not take it."""
+        """Give the order to the chosen workers; return 1 if one of them could not take it."""
         undo = self.operation.undo
         operation = undo if undo is not None and options.undo else self.operation
         worker_ids = _chosen(options)
         with store.transaction() as tx:
-            told = store.order_workers(tx, worker_ids, operation.order)
-        passed = sorted(set(worker_ids) - set(told))
-        out.data({"told": told, "passed_over": passed})
-        out.line(f"{operation.done}: {_listed(told)}. They obey within about a second.")
+            obeying = store.order_workers(tx, worker_ids, operation.order)
+        passed = sorted(set(worker_ids) - set(obeying))
+        out.data({"told": obeying, "passed_over": passed})
+        out.line(f"{operation.done}: {_listed(obeying)}. They obey within about a second.")
         if passed:
             out.line(f"Ended, or told to stop, already: {_listed(passed)}.", "warning")
         return 1 if passed else 0
@@ -56,7 +56,7 @@ VERBS: Final = {op.command: WorkerVerb(op) for op in WORKER_OPERATIONS if op.com
 
 
 def _chosen(options: argparse.Namespace) -> list[int]:
-    """Return the ids of the workers that are meant. Raises ``CommandError`` if that is unclear."""
+    """Return the ids of the chosen workers. Raises ``CommandError`` if the choice is unclear."""
     if bool(options.workers) == options.all:
         raise CommandError("Name workers, or say --all. relay status lists them.")
     rows = Worker.objects.using(conf.get().database)

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 URI = "file:"
 
 
 def file_of(name: str) -> str | None:
-    """Return the file that SQLite would open for ``name``, or None for a database in memory."""
+    """Return the file that SQLite opens for ``name``; None for a database without one.
+
+    A name that begins with ``file:`` is a URI. SQLite takes its path without the authority, the query
+    and the fragment, and the last of several parameters of one name. A database in memory has no
+    file, and neither has the temporary one of an empty name.
+    """
     if name.startswith(URI):
         path, _, query = name.removeprefix(URI).partition("#")[0].partition("?")
         if path.startswith("//"):
             path = "/" + path[2:].partition("/")[2]
-        if "mode=memory" in query or "vfs=memdb" in query:
+        given = dict(_parameters(query))
+        if given.get("mode") == "memory" or given.get("vfs") == "memdb":
             return None
-        name = unquote(path)
+        name = _plain(path)
     return None if name in ("", ":memory:") else name
+
+
+def _parameters(query: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of a query as SQLite reads them: a plus is no space."""
+    for pair in query.split("&"):
+        name, _, value = pair.partition("=")
+        yield _plain(name), _plain(value)
+
+
+def _plain(text: str) -> str:
+    """Return a part of a URI without its percent signs; for SQLite it ends at a NUL."""
+    return os.fsdecode(unquote_to_bytes(text)).partition("\0")[0]
 
 
 def make_absolute(settings: dict[str, Any]) -> None:

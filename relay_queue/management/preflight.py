@@ -1,4 +1,4 @@
-"""What must be right before a supervisor starts, looked at without opening a database in it."""
+"""The checks before a supervisor starts; the supervisor itself opens no database for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("relay_queue.supervisor")
 
 APP = "relay_queue"
 LOOK_SECONDS = 1.0
-"""The pause between two looks at a database that is away."""
+"""The pause between two tries at a database that is away."""
 
 FOUND, AWAY = "=", "~"
 
@@ -28,19 +28,19 @@ FOUND, AWAY = "=", "~"
 def database_fault(alias: str) -> str:
     """Return why workers cannot use the database ``alias``; empty if they can.
 
-    Waits while the database is away or held, for as long as it takes: it may be started at the same
-    time as the workers. Wrong credentials, a wrong name and missing tables do not go by waiting.
+    Waits without a limit while the database is away or held: it may be started at the same time as
+    the workers. Wrong credentials, a wrong name and missing tables are faults at once.
 
-    The look is taken by a forked child: a connection that was ever open in the supervisor could
+    A forked child examines the database. A connection that was ever open in the supervisor could
     be closed, or worse be used, by a worker that inherits it.
     """
     outage = Outage(logger)
     while True:
-        said = _in_child(lambda: _look(alias))
-        if not said.startswith(AWAY):
+        answer = _in_child(lambda: _look(alias))
+        if not answer.startswith(AWAY):
             outage.is_over()
-            return said.removeprefix(FOUND)
-        outage.goes_on(said.removeprefix(AWAY))
+            return answer.removeprefix(FOUND)
+        outage.goes_on(answer.removeprefix(AWAY))
         time.sleep(LOOK_SECONDS)
 
 
@@ -60,14 +60,14 @@ def _look(alias: str) -> str:
 
 
 def missing_migrations(alias: str) -> list[str]:
-    """Return the names of Relay's migrations that the database ``alias`` has not had."""
+    """Return the names of Relay's migrations that are not applied to the database ``alias``."""
     loader = MigrationLoader(connections[alias])
     nodes = sorted(name for app, name in loader.graph.nodes if app == APP)
     return [name for name in nodes if (APP, name) not in loader.applied_migrations]
 
 
 def _in_child(look: Callable[[], str]) -> str:
-    """Return what ``look`` returns in a forked child, or that it could not be found out."""
+    """Return what ``look`` returns in a forked child, or a fault if that child died."""
     reader, writer = os.pipe()
     with threads_at_rest():
         pid = os.fork()

@@ -39,6 +39,8 @@ from relay_queue.verdict import ANSWERING_VERBS, CUT_SHORT, Verdict, has_answere
 TROUBLED: Final = f"outcome IN ({sql_list(NOT_ACKED)})"
 """The leases in the index ``relay_lease_not_acked``: spelled as the index has it, so that it serves."""
 
+SHOWN_TOKEN_CHARS: Final = 8
+
 _ANSWERING: Final = ", ".join(f"'{verb}'" for verb in sorted(ANSWERING_VERBS))
 
 _ANSWERED: Final = f"(outcome IN ({sql_list(ANSWERED)}) OR refused_verb IN ({_ANSWERING}))"
@@ -96,6 +98,11 @@ class Story:
     leases: list[Lease]
     verdict: Verdict
     detail: str
+
+
+def shown_token(token: str) -> str:
+    """Return enough of a lease's token to recognise it. The whole of it could settle the job."""
+    return token[:SHOWN_TOKEN_CHARS]
 
 
 def filter_by_verdict(jobs: QuerySet[Job], verdict: str) -> QuerySet[Job]:

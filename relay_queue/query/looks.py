@@ -10,6 +10,7 @@ from typing import Any
 from relay_queue import clock, validation
 from relay_queue.query import reads
 from relay_queue.states import NOT_DUE, UNFINISHED, State, sql_list
+from relay_queue.store.dialects import marks
 from relay_queue.store.workers import TRY_LOCKS
 
 READY_QUEUES = """
@@ -146,7 +147,7 @@ def busy_queues(backends: Sequence[str] | None = None) -> set[str]:
     """
     if backends is None:
         return {row[0] for row in reads.rows(BUSY_QUEUES)}
-    aliases = ", ".join(["%s"] * len(backends))
+    aliases = marks(len(backends))
     return {row[0] for row in reads.rows(BUSY_WITH.format(aliases=aliases), *[*backends] * 3)}
 
 
@@ -154,7 +155,7 @@ def open_leases(lease_ids: Collection[int]) -> set[int]:
     """Return which of these leases have not ended."""
     if not lease_ids:
         return set()
-    statement = OPEN_LEASES.format(ids=", ".join(["%s"] * len(lease_ids)))
+    statement = OPEN_LEASES.format(ids=marks(len(lease_ids)))
     return {row[0] for row in reads.rows(statement, *lease_ids)}
 
 

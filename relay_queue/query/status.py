@@ -43,6 +43,9 @@ REFUSED_SINCE = "SELECT count(*) FROM relay_queue_lease WHERE refused_at >= %s"
 
 LOOKED_AT_FOR_OLDEST: Final = 1_000
 
+SILENT_SECONDS: Final = 60.0
+"""After so long without a heartbeat, six of which are due by then, a live worker counts as silent."""
+
 RECENTLY_STOPPED: Final = timedelta(days=1)
 
 MOST_STOPPED_WORKERS: Final = 10

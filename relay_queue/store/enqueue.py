@@ -17,7 +17,7 @@ from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
 from relay_queue.exceptions import IdempotencyConflict, InvalidJob, QueueFull
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY, rank
 from relay_queue.states import State
-from relay_queue.store.dialects import Dialect
+from relay_queue.store.dialects import Dialect, marks
 from relay_queue.store.queues import QueueLimits, guessed_limits, queue_limits, queue_name
 from relay_queue.store.records import Enqueued, JobOptions, NewJob
 from relay_queue.store.transaction import Transaction, in_transaction
@@ -48,7 +48,7 @@ DEFAULTED = "attempt, attempt_base, losses, last_error"
 
 INSERT_JOBS = f"""
     INSERT INTO relay_queue_job ({", ".join(COLUMNS)}, {DEFAULTED})
-    VALUES ({", ".join(["%s"] * len(COLUMNS))}, 0, 0, 0, '')
+    VALUES ({marks(len(COLUMNS))}, 0, 0, 0, '')
     ON CONFLICT (queue, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 """
 """Insert jobs, one by one in one call, but for those whose key another transaction just took."""
@@ -300,7 +300,7 @@ def _holders(tx: Transaction, queue: str, keys: Sequence[str]) -> dict[str, _Hol
     found: dict[str, _Holder] = {}
     for start in range(0, len(keys), KEY_BATCH):
         batch = keys[start : start + KEY_BATCH]
-        statement = FIND_KEYS.format(keys=", ".join(["%s"] * len(batch)))
+        statement = FIND_KEYS.format(keys=marks(len(batch)))
         for key, *holder in tx.fetch(statement, [queue, *batch]):
             holder[-1] = tx.dialect.from_db(holder[-1])
             found[key] = tuple(holder)

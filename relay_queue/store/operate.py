@@ -30,6 +30,8 @@ from relay_queue.states import (
     State,
     sql_list,
 )
+from relay_queue.store.dialects import marks
+from relay_queue.store.prune import DELETE_LEASES
 from relay_queue.store.queues import queue_aging, queue_limits
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
@@ -91,9 +93,6 @@ SET_PRIORITY = f"""
 """
 """Change the class of one job that does not run."""
 
-DELETE_LEASES = "DELETE FROM relay_queue_lease WHERE job_id IN ({ids})"
-"""Delete the ledger of jobs that are about to be deleted."""
-
 DELETE_DEAD = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = 'dead'"
 """Delete dead letters."""
 
@@ -108,15 +107,15 @@ def lock_jobs(tx: Transaction, job_ids: Sequence[int], *, leases: bool) -> list[
 
     With ``leases``, so do the open leases of these jobs.
     """
-    marks, lock = ", ".join(["%s"] * len(job_ids)), tx.dialect.lock_rows
-    read_jobs = READ_JOBS.format(ids=marks, lock=lock)
+    ids, lock = marks(len(job_ids)), tx.dialect.lock_rows
+    read_jobs = READ_JOBS.format(ids=ids, lock=lock)
     if not lock or not leases:
         return tx.fetch(read_jobs, job_ids)
     while True:
         with suppress(_ClaimedMeanwhile), django_transaction.atomic(using=tx.connection.alias):
-            held = tx.fetch(OPEN_LEASES.format(ids=marks, lock=lock), job_ids)
+            held = tx.fetch(OPEN_LEASES.format(ids=ids, lock=lock), job_ids)
             rows = tx.fetch(read_jobs, job_ids)
-            if tx.fetch(OPEN_LEASES.format(ids=marks, lock=""), job_ids) != held:
+            if tx.fetch(OPEN_LEASES.format(ids=ids, lock=""), job_ids) != held:
                 raise _ClaimedMeanwhile
             return rows
 
@@ -136,9 +135,9 @@ def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     rows, changed = _select(tx, job_ids, CANCELLABLE)
     if rows:
         ids = [row[0] for row in rows]
-        marks = _marks(ids)
-        tx.execute(CANCEL_LEASES.format(ids=marks), [tx.now_db, *ids])
-        tx.execute(CANCEL.format(ids=marks), [tx.now_db, *ids])
+        listed = marks(len(ids))
+        tx.execute(CANCEL_LEASES.format(ids=listed), [tx.now_db, *ids])
+        tx.execute(CANCEL.format(ids=listed), [tx.now_db, *ids])
         moved_apart(tx, ((*row[:3], State.CANCELLED) for row in rows))
         tx.wake()  # a running function must be cancelled, and there may be room for another job
     return changed
@@ -187,8 +186,8 @@ def discard(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     rows, changed = _select(tx, job_ids, DISCARDABLE)
     if rows:
         ids = [row[0] for row in rows]
-        tx.execute(DELETE_LEASES.format(ids=_marks(ids)), ids)
-        tx.execute(DELETE_DEAD.format(ids=_marks(ids)), ids)
+        tx.execute(DELETE_LEASES.format(ids=marks(len(ids))), ids)
+        tx.execute(DELETE_DEAD.format(ids=marks(len(ids))), ids)
         moved(tx, [row[:2] for row in rows], State.DEAD, None)
     return changed
 
@@ -201,7 +200,7 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
     rows, changed = _select(tx, job_ids, RELEASABLE)
     if rows:
         ids = [row[0] for row in rows]
-        ended = tx.fetch(RELEASE_LEASES.format(ids=_marks(ids)), [tx.now_db, *ids])
+        ended = tx.fetch(RELEASE_LEASES.format(ids=marks(len(ids))), [tx.now_db, *ids])
         steps = [Step(job, State.READY) for job in read_running(tx, [row[0] for row in ended])]
         for step in steps:
             step.attempt -= 1
@@ -209,10 +208,6 @@ def release_leases(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         move(tx, steps)
         tx.wake()
     return changed
-
-
-def _marks(ids: Sequence[int]) -> str:
-    return ", ".join(["%s"] * len(ids))
 
 
 def _select(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from relay_queue.states import TERMINAL, State
+from relay_queue.store.dialects import marks
 from relay_queue.store.transaction import Transaction
 from relay_queue.store.transitions import moved
 
@@ -60,9 +61,9 @@ def prune(tx: Transaction, state: State, finished_before: datetime, limit: int =
     if not rows:
         return 0
     ids = [row[0] for row in rows]
-    marks = ", ".join(["%s"] * len(ids))
-    tx.execute(DELETE_LEASES.format(ids=marks), ids)
-    tx.execute(DELETE_JOBS.format(ids=marks), [*ids, State(state).value])
+    listed = marks(len(ids))
+    tx.execute(DELETE_LEASES.format(ids=listed), ids)
+    tx.execute(DELETE_JOBS.format(ids=listed), [*ids, State(state).value])
     moved(tx, rows, state, None)
     return len(ids)
 

@@ -10,6 +10,7 @@ from typing import Any
 from relay_queue import validation
 from relay_queue.backoff import Backoff
 from relay_queue.states import NOT_DUE, Outcome, State, sql_list
+from relay_queue.store.dialects import marks
 from relay_queue.store.grant import grant_one
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
@@ -94,7 +95,7 @@ def recover_dead(
     worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return []
-    workers = ", ".join(["%s"] * len(worker_ids))
+    workers = marks(len(worker_ids))
     find = FIND_OF_WORKERS.format(workers=workers, lock=tx.dialect.skip_locked)
     found = tx.fetch(find, [*worker_ids, limit])
     end = END_LOST.replace("{workers}", workers)
@@ -114,7 +115,7 @@ def _end(
     """End the leases found, if the guard still holds for them, and send their jobs on."""
 
     def end(where: Transaction, lease_ids: list[int]) -> list[Recovered]:
-        sql = statement.format(ids=", ".join(["%s"] * len(lease_ids)))
+        sql = statement.format(ids=marks(len(lease_ids)))
         return _send_on(where, where.fetch(sql, [tx.now_db, *lease_ids, *guard]), outcome)
 
     def end_sound(where: Transaction, job_id: int) -> list[Recovered]:
@@ -153,7 +154,7 @@ def promote(tx: Transaction, limit: int = 1000, *, trial: Trial | None = None) -
 
 
 def _make_ready(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> dict[str, int]:
-    tx.execute(PROMOTE.format(ids=", ".join(["%s"] * len(rows))), [row[0] for row in rows])
+    tx.execute(PROMOTE.format(ids=marks(len(rows))), [row[0] for row in rows])
     tx.wake()
     promoted: dict[str, int] = {}
     moved_apart(tx, ((*row, State.READY) for row in rows))

@@ -15,7 +15,7 @@ from django.db import transaction as django_transaction
 
 from relay_queue import conf
 from relay_queue.db.fast_atomic import is_watched
-from relay_queue.store.dialects import Dialect, dialect_for
+from relay_queue.store.dialects import Dialect, dialect_for, marks
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -58,7 +58,7 @@ def _with_rows(dialect: Dialect, statement: str, casts: Casts, count: int) -> st
 
 @lru_cache(maxsize=2048)
 def _with_ids(statement: str, count: int) -> str:
-    return statement.format(ids=", ".join(["%s"] * count))
+    return statement.format(ids=marks(count))
 
 
 class Transaction:

@@ -16,6 +16,7 @@ from typing import Any
 
 from relay_queue import validation
 from relay_queue.states import WorkerOrder
+from relay_queue.store.dialects import marks
 from relay_queue.store.transaction import Transaction
 from relay_queue.validation import is_incarnation
 
@@ -187,7 +188,7 @@ def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int
     worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return 0
-    statement = STOP.format(ids=", ".join(["%s"] * len(worker_ids)))
+    statement = STOP.format(ids=marks(len(worker_ids)))
     return tx.execute(statement, [tx.now_db, reason[:REASON_CHARACTERS], *worker_ids])
 
 
@@ -203,7 +204,7 @@ def order_workers(
     worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return []
-    statement = ORDER.format(ids=", ".join(["%s"] * len(worker_ids)))
+    statement = ORDER.format(ids=marks(len(worker_ids)))
     ordered = ("", None) if order is None else (str(order), tx.now_db)
     return [row[0] for row in tx.fetch(statement, [*ordered, *worker_ids])]
 

@@ -20,7 +20,6 @@ def database_path(using: str) -> str | None:
 def file_of(connection: BaseDatabaseWrapper) -> str | None:
     """Return the path of the SQLite file behind a connection, or None if it has no file."""
     # Only Django's SQLite connections answer this question, so only they can have a file.
-    is_in_memory = getattr(connection, "is_in_memory_db", None)
-    if is_in_memory is None or is_in_memory():
+    if not hasattr(connection, "is_in_memory_db"):
         return None
     return filename.file_of(str(connection.settings_dict["NAME"] or ""))

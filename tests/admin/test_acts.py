@@ -11,8 +11,13 @@ from django.db import OperationalError
 from django.test import Client
 
 from relay_queue import store
-from relay_queue.admin.acts import doing
-from relay_queue.admin.acts.catalogue import JOB_ACTS, QUEUE_ACTS, WORKER_ACTS, JobAct
+from relay_queue.admin.actions import perform
+from relay_queue.admin.actions.catalogue import (
+    JOB_ACTIONS,
+    QUEUE_ACTIONS,
+    WORKER_ACTIONS,
+    JobAction,
+)
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, Queue, Worker
 from relay_queue.states import State
@@ -39,7 +44,7 @@ STARTS = {
     "cancel": "running",
     "discard": "dead",
 }
-ACTS = {act.name: act for act in JOB_ACTS}
+ACTS = {act.name: act for act in JOB_ACTIONS}
 YES = {"confirmed": "yes", "priority": "7"}
 
 
@@ -84,7 +89,7 @@ def test_audit_says_what_changed_in_words_and_for_programs() -> None:
 
 @pytest.mark.parametrize("name", ACTS)
 def test_act_without_its_permission_is_denied(name: str) -> None:
-    others = {act.permission for act in JOB_ACTS} - {ACTS[name].permission}
+    others = {act.permission for act in JOB_ACTIONS} - {ACTS[name].permission}
     client = person(*others)
     job_id = job_in(STARTS[name])
     assert client.post(url(job_id, name), YES).status_code == 403
@@ -136,7 +141,7 @@ def test_post_without_the_csrf_token_is_refused() -> None:
     assert Worker.objects.get(pk=worker_id).ordered == ""
 
 
-@pytest.mark.parametrize("name", [act.name for act in JOB_ACTS if act.confirm])
+@pytest.mark.parametrize("name", [act.name for act in JOB_ACTIONS if act.confirm])
 def test_destructive_act_asks_first(name: str) -> None:
     client = person(ACTS[name].permission)
     job_id = job_in(STARTS[name])
@@ -206,8 +211,8 @@ def test_busy_database_is_named_and_other_errors_are_not_hidden(
     def fail(*_: Any, **__: Any) -> Any:
         raise OperationalError(text)
 
-    monkeypatch.setattr(doing, "dialect_for", lambda connection: Busy)
-    monkeypatch.setattr(doing.store, "transaction", fail)
+    monkeypatch.setattr(perform, "dialect_for", lambda connection: Busy)
+    monkeypatch.setattr(perform.store, "transaction", fail)
     text = "database is locked"
     assert "the database is busy" in said(client.post(url(job_id, "cancel"), YES))
     text = "disk I/O error"
@@ -220,11 +225,11 @@ def test_busy_database_is_named_and_other_errors_are_not_hidden(
 
 @pytest.mark.parametrize("state", [state.value for state in State])
 def test_buttons_are_enabled_by_the_state_and_say_why_not(state: str) -> None:
-    client = person(*{act.permission for act in JOB_ACTS})
+    client = person(*{act.permission for act in JOB_ACTIONS})
     response = client.get(f"/admin/relay_queue/job/{job_in(state)}/change/")
     buttons = {button.name: button for button in response.context["relay_acts"]}
     assert {name for name, b in buttons.items() if not b.why_not} == {
-        act.name for act in JOB_ACTS if state in act.states
+        act.name for act in JOB_ACTIONS if state in act.states
     }
     page = response.content.decode()
     for name, button in buttons.items():
@@ -284,7 +289,7 @@ def test_selected_dead_letter_that_was_retried_meanwhile_is_named() -> None:
 
 def test_many_that_were_left_alone_are_counted() -> None:
     client = person("requeue_job")
-    job_ids = [job_in("ready") for _ in range(doing.MOST_NAMED + 3)]
+    job_ids = [job_in("ready") for _ in range(perform.MOST_NAMED + 3)]
     assert "nothing was done to 3 more" in said(select(client, "requeue", job_ids))
 
 
@@ -316,7 +321,9 @@ def test_audit_is_written_after_the_commit_if_people_live_elsewhere(
 ) -> None:
     client = person("cancel_job")
     job_id = job_in("ready")
-    monkeypatch.setattr("relay_queue.admin.acts.audit.router.db_for_write", lambda *_: "elsewhere")
+    monkeypatch.setattr(
+        "relay_queue.admin.actions.audit.router.db_for_write", lambda *_: "elsewhere"
+    )
     with django_capture_on_commit_callbacks() as callbacks:
         client.post(url(job_id, "cancel"), YES)
     assert state_of(job_id) == "cancelled"
@@ -333,9 +340,9 @@ def test_audit_and_act_are_one_where_they_share_a_database(monkeypatch: pytest.M
     def refuse(*_: Any, **__: Any) -> None:
         raise QueueFull("audit", 0)
 
-    monkeypatch.setattr("relay_queue.admin.acts.audit.record", refuse)
+    monkeypatch.setattr("relay_queue.admin.actions.audit.record", refuse)
     with pytest.raises(QueueFull):
-        doing.do(ACTS["cancel"], 1, Job, [job_id], {})
+        perform.perform(ACTS["cancel"], 1, Job, [job_id], {})
     assert state_of(job_id) == "ready"
 
 
@@ -461,12 +468,12 @@ def test_limits_need_their_permission_and_a_queue() -> None:
     assert client.get("/admin/relay_queue/queue/none/limits/").status_code == 404
 
 
-@pytest.mark.parametrize("act", QUEUE_ACTS + WORKER_ACTS, ids=lambda act: act.name)
+@pytest.mark.parametrize("act", QUEUE_ACTIONS + WORKER_ACTIONS, ids=lambda act: act.name)
 def test_acts_on_queues_and_workers_need_their_permission(act: Any) -> None:
     actions.enqueue(queue="mail")
     worker_id = actions.register()
-    client = person(*{a.permission for a in JOB_ACTS})
-    row = "queue/mail" if act in QUEUE_ACTS else f"worker/{worker_id}"
+    client = person(*{a.permission for a in JOB_ACTIONS})
+    row = "queue/mail" if act in QUEUE_ACTIONS else f"worker/{worker_id}"
     assert client.post(f"/admin/relay_queue/{row}/act/{act.name}/", YES).status_code == 403
     assert Queue.objects.get(name="mail").paused_at is None
     assert Worker.objects.get(pk=worker_id).ordered == ""
@@ -497,8 +504,8 @@ def test_worker_that_has_ended_meanwhile_is_named() -> None:
 
 
 def test_every_act_belongs_to_a_permission_of_its_table() -> None:
-    for model, acts in ((Job, JOB_ACTS), (Queue, QUEUE_ACTS), (Worker, WORKER_ACTS)):
+    for model, acts in ((Job, JOB_ACTIONS), (Queue, QUEUE_ACTIONS), (Worker, WORKER_ACTIONS)):
         known = {codename for codename, _ in model._meta.permissions}
         assert {act.permission for act in acts} <= known
-    assert all(isinstance(act, JobAct) and act.states for act in JOB_ACTS)
-    assert len({act.permission for act in JOB_ACTS}) == len(JOB_ACTS)
+    assert all(isinstance(act, JobAction) and act.states for act in JOB_ACTIONS)
+    assert len({act.permission for act in JOB_ACTIONS}) == len(JOB_ACTIONS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from relay_queue.admin.acts import bulk, jobs
+from relay_queue.admin.actions import bulk, jobs
 from relay_queue.models import BulkAct
 from tests.admin.acting import person
 from tests.admin.conftest import Visit

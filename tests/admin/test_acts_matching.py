@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from relay_queue import clock, store
-from relay_queue.admin.acts import bulk, jobs, matching
-from relay_queue.admin.acts.destination import destination
+from relay_queue.admin.actions import bulk, jobs, matching
+from relay_queue.admin.actions.destination import destination
 from relay_queue.exceptions import ConfigurationError
 from relay_queue.models import BulkAct, Job
 from relay_queue.testing import run_pending

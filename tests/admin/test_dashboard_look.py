@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay_queue.admin.badges import outcome_badge, state_badge
+from relay_queue.admin.formatting import outcome_badge, state_badge
 from relay_queue.states import Outcome, State
 from tests.conftest import ROOT
 

@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from relay_queue import clock, store
-from relay_queue.admin import workerpage
+from relay_queue.admin import workers
 from relay_queue.models import Worker
 from relay_queue.states import WorkerOrder
 from tests.admin.acting import person
@@ -142,7 +142,7 @@ def test_page_of_a_worker_that_has_ended_says_why_and_what_it_had_then(worker: i
 def test_more_leases_than_are_shown_are_said_to_be_there(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workerpage, "MOST_OPEN", 1)
+    monkeypatch.setattr(workers, "MOST_OPEN", 1)
     actions.claim(2, "mail", worker_id=worker)
     page = words(person(), WORKER.format(worker))
     assert "There are more" in page

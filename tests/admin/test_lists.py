@@ -18,10 +18,9 @@ from django.urls import resolve
 from django.utils import timezone
 
 from relay_queue import store
-from relay_queue.admin.lists import walk
-from relay_queue.admin.lists.changelist import WalkChangeList
+from relay_queue.admin.lists.changelist import ScanChangeList
 from relay_queue.models import Job, Lease
-from relay_queue.query import ledger
+from relay_queue.query import ledger, lists
 from relay_queue.verdict import Verdict
 from tests.store import actions
 
@@ -33,9 +32,9 @@ PAGES = 40
 
 @pytest.fixture
 def admin(admin_user: User, monkeypatch: pytest.MonkeyPatch) -> Client:
-    from relay_queue.admin.reading import WalkingAdmin
+    from relay_queue.admin.reading import ScanningAdmin
 
-    monkeypatch.setattr(WalkingAdmin, "list_per_page", SIZE)
+    monkeypatch.setattr(ScanningAdmin, "list_per_page", SIZE)
     client = Client()
     client.force_login(admin_user)
     return client
@@ -75,7 +74,7 @@ def _end(place: int, held: store.Claim) -> None:
             actions.ack(held)  # too late
 
 
-def listed(client: Client, model: str, query: str = "") -> WalkChangeList:
+def listed(client: Client, model: str, query: str = "") -> ScanChangeList:
     """Ask for a list as the client's user; its page is not drawn, which takes most of the time."""
     request = RequestFactory().get(f"/admin/relay_queue/{model}/?{query}")
     request.user = get_user(client)
@@ -83,11 +82,11 @@ def listed(client: Client, model: str, query: str = "") -> WalkChangeList:
     response = view(request, *arguments, **options)
     assert response.status_code == 200
     found = response.context_data["cl"]
-    assert isinstance(found, WalkChangeList)
+    assert isinstance(found, ScanChangeList)
     return found
 
 
-def ids_of(found: WalkChangeList) -> list[int]:
+def ids_of(found: ScanChangeList) -> list[int]:
     return [row.pk for row in found.result_list]
 
 
@@ -149,14 +148,14 @@ def test_pages_hold_exactly_the_jobs_that_match(
     flat = [pk for page in pages for pk in page]
     assert len(flat) == len(set(flat)), "a job came twice"
     assert set(flat) == meant
-    assert found.page.total == walk.Counted(len(meant), more=False)
+    assert found.page.total == lists.Counted(len(meant), more=False)
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_matches_are_found_however_few_rows_one_page_looks_at(
     admin: Client, crowd: list[int], query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "SCAN", 5)
+    monkeypatch.setattr(lists, "SCAN", 5)
     meant = set(listed(admin, "job", query).queryset.values_list("pk", flat=True))
     assert {pk for page in walked(admin, "job", query) for pk in page} == meant
 
@@ -188,7 +187,7 @@ def test_jobs_that_arrive_do_not_push_others_from_page_to_page(
     assert not set(first) & set(second)
 
 
-def _two_pages(admin: Client) -> Iterator[WalkChangeList]:
+def _two_pages(admin: Client) -> Iterator[ScanChangeList]:
     found = listed(admin, "job")
     yield found
     yield listed(admin, "job", found.pages()["next"][1:])

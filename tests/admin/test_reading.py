@@ -93,7 +93,7 @@ def test_token_is_never_shown_whole(admin: Client, job: Job) -> None:
     lease = claimed("echo")
     for path in ("lease/", f"lease/{lease.pk}/change/", f"job/{job.pk}/change/"):
         assert lease.token not in text(admin, path)
-    assert f"{lease.token[:6]}…" in text(admin, f"lease/{lease.pk}/change/")
+    assert f"{lease.token[:8]}…" in text(admin, f"lease/{lease.pk}/change/")
     assert "in echo" in text(admin, f"lease/{lease.pk}/change/")
 
 

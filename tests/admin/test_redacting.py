@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay_queue.admin import redacting
-from relay_queue.admin.jobpage import payloads
+from relay_queue.admin import redacting, texts
 from relay_queue.admin.redacting import Redactor
 
 SECRET = "hunter2"
@@ -43,17 +42,17 @@ SECRET = "hunter2"
 def test_name_hides_its_value_in_any_case_and_in_texts(settings: Any, value: Any) -> None:
     settings.RELAY = {"REDACT": ["password", "api_key", "Größe"]}
     kwargs = json.dumps({"args": [], "kwargs": {**value, "seen": "Grace"}})
-    shown = payloads.arguments("no.task", kwargs)
+    shown = texts.arguments("no.task", kwargs)
     assert SECRET not in shown
     assert "Grace" in shown
-    assert SECRET not in payloads.result("no.task", json.dumps(value))
+    assert SECRET not in texts.result("no.task", json.dumps(value))
     assert SECRET not in json.dumps(Redactor(("password", "api_key", "Größe")).all(value))
 
 
 def test_text_without_a_name_stays_as_it_is(settings: Any) -> None:
     settings.RELAY = {"REDACT": ["password"]}
     for text in ('{"name": "Ada"}', "see: the password", "Größe", '["password"]'):
-        shown = payloads.result("no.task", json.dumps([text]))
+        shown = texts.result("no.task", json.dumps([text]))
         assert json.loads(shown) == [text]
 
 
@@ -110,7 +109,7 @@ def test_positional_secret_is_hidden_through_wrappers(
     settings: Any, put: Callable[[Any], str], task: Any
 ) -> None:
     settings.RELAY = {"REDACT": ["PASSWORD"]}
-    shown = payloads.arguments(put(task), json.dumps({"args": [SECRET], "kwargs": {}}))
+    shown = texts.arguments(put(task), json.dumps({"args": [SECRET], "kwargs": {}}))
     assert SECRET not in shown
 
 
@@ -119,7 +118,7 @@ def test_positional_arguments_of_a_wrapped_function_without_the_name_are_shown(
 ) -> None:
     settings.RELAY = {"REDACT": ["token"]}
     payload = json.dumps({"args": ["Ada"], "kwargs": {}})
-    assert "Ada" in payloads.arguments(put(_Task(_wrapped(_sends))), payload)
+    assert "Ada" in texts.arguments(put(_Task(_wrapped(_sends))), payload)
 
 
 def test_wrappers_in_a_circle_hide_all(settings: Any, put: Callable[[Any], str]) -> None:
@@ -143,10 +142,10 @@ class _Counted(list[Any]):
 
 def test_nothing_behind_the_limit_is_laid_out_or_looked_at() -> None:
     value = _Counted([[]] * 300_000)
-    shown = payloads._cut(payloads.pieces(value, Redactor(("password",))))
-    assert len(shown) < payloads.MOST_SHOWN_CHARS + 100
+    shown = texts._cut(texts.pieces(value, Redactor(("password",))))
+    assert len(shown) < texts.MOST_SHOWN_CHARS + 100
     assert shown.endswith("only 20,000 characters are shown")
-    assert _Counted.asked < payloads.MOST_SHOWN_CHARS
+    assert _Counted.asked < texts.MOST_SHOWN_CHARS
 
 
 def test_very_many_hidden_arguments_are_worded_once(
@@ -160,7 +159,7 @@ def test_very_many_hidden_arguments_are_worded_once(
         return worded[-1]
 
     monkeypatch.setattr(redacting, "hidden", word)
-    shown = payloads.arguments("no.task", json.dumps({"args": [SECRET] * 10_000, "kwargs": {}}))
+    shown = texts.arguments("no.task", json.dumps({"args": [SECRET] * 10_000, "kwargs": {}}))
     assert SECRET not in shown
     assert len(worded) == 1
 
@@ -172,14 +171,14 @@ def test_very_many_hidden_arguments_are_worded_once(
 )
 def test_layout_is_that_of_json(value: Any) -> None:
     wanted = json.dumps(value, indent=2, ensure_ascii=False)
-    assert payloads.result("no.task", json.dumps(value)) == wanted
+    assert texts.result("no.task", json.dumps(value)) == wanted
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"args": [', "hunter2"])
 def test_text_that_was_altered_is_shown_only_where_nothing_is_secret(
     settings: Any, text: str
 ) -> None:
-    assert payloads.arguments("no.task", text)[:20] == text[:20]
+    assert texts.arguments("no.task", text)[:20] == text[:20]
     for relay in ({"REDACT": ["password"]}, {"FORMATTER": "tests.admin.shown.shouted"}):
         settings.RELAY = relay
-        assert "not readable" in payloads.arguments("no.task", text)
+        assert "not readable" in texts.arguments("no.task", text)

@@ -8,8 +8,9 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from relay_queue.admin.lists import folding, walk
+from relay_queue.admin.lists import searching
 from relay_queue.models import Job
+from relay_queue.query import lists
 from tests.store import actions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,7 +62,7 @@ def test_signs_that_mean_something_to_a_database_mean_themselves(admin: Client, 
 def test_server_without_rules_of_unicode_still_searches(
     admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "_has_icu", lambda alias, settings: False)
+    monkeypatch.setattr(searching, "_has_icu", lambda alias, settings: False)
     job_id = failed("ValueError: Timeout")
     assert found(admin, "TIMEOUT") == {job_id}
 
@@ -79,15 +80,15 @@ def test_act_on_everything_that_matches_means_what_was_shown(admin: Client) -> N
 def test_page_looks_at_no_more_errors_than_its_bound(
     admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "SCAN", 3)
-    monkeypatch.setattr(walk, "COUNT_SCAN", 3)
+    monkeypatch.setattr(lists, "SCAN", 3)
+    monkeypatch.setattr(lists, "COUNT_SCAN", 3)
     wanted = failed("ValueError: needle")
     for _ in range(4):
         failed("ValueError: hay")
     with CaptureQueriesContext(connection) as captured:
         listed = admin.get(LIST, {"q": "error:needle"}).context["cl"]
     assert listed.result_list == []
-    assert listed.page.total == walk.Counted(0, more=True)
+    assert listed.page.total == lists.Counted(0, more=True)
     assert listed.page.beyond is not None
     reads = [query["sql"] for query in captured if "last_error > ''" in query["sql"]]
     assert reads

@@ -125,7 +125,7 @@ def test_filters_of_bulk_acts_tell_no_text_that_was_searched_for(job: Job) -> No
 
 
 def test_bulk_act_of_a_search_that_is_not_allowed_any_more_is_stopped(job: Job) -> None:
-    from relay_queue.admin.acts import catalogue, matching
+    from relay_queue.admin.actions import catalogue, matching
 
     client = viewer(*LEDGER, "requeue_job")
     user = User.objects.get()
@@ -133,7 +133,7 @@ def test_bulk_act_of_a_search_that_is_not_allowed_any_more_is_stopped(job: Job) 
         *("n", "requeue", None, "relay_queue.job", f"q=error:{SECRET}", "UTC", "en", 9, 1),
         *(str(user.pk), "ada", "admin"),
     )
-    act = catalogue.job_act("requeue")
+    act = catalogue.job_action("requeue")
     assert act is not None
     with pytest.raises(matching.Stopped, match="refuses the search"):
         matching.rows_of(new, act)

@@ -14,7 +14,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from relay_queue.admin.acts import bulk, jobs, matching, sites
+from relay_queue.admin.actions import bulk, jobs, matching
 from relay_queue.admin.lists import names
 from relay_queue.models import BulkAct, Job, Queue
 from relay_queue.testing import run_pending
@@ -372,9 +372,9 @@ def test_act_that_the_site_refuses_by_now_is_stopped(
 
 
 def test_of_sites_that_share_a_name_the_one_with_addresses_is_meant() -> None:
-    assert sites.named("tenants") is tenants.tenants
-    assert sites.named("twin") is tenants.other_twin
-    assert sites.named("nobody") is None
+    assert matching.site_named("tenants") is tenants.tenants
+    assert matching.site_named("twin") is tenants.other_twin
+    assert matching.site_named("nobody") is None
 
 
 def test_bulk_act_of_one_of_two_sites_of_a_name_is_not_begun(
@@ -382,7 +382,7 @@ def test_bulk_act_of_one_of_two_sites_of_a_name_is_not_begun(
 ) -> None:
     monkeypatch.setattr(tenants.other_twin, "name", "tenants")
     question = ask(ann)
-    monkeypatch.setattr(sites, "_served", lambda name: tenants.other_twin)
+    monkeypatch.setattr(matching, "_served", lambda name: tenants.other_twin)
     response = ann.post(f"{SITE}job/", dict(question.context["hidden"]))
     assert "another admin site has the name 'tenants', too" in said(response)
     assert not BulkAct.objects.exists()
@@ -407,10 +407,10 @@ def test_worker_finds_a_site_of_which_it_has_imported_nothing() -> None:
     code = (
         "import django; django.setup()\n"
         "from django.conf import settings; settings.ROOT_URLCONF = 'tests.admin.tenants'\n"
-        "from relay_queue.admin.acts import sites\n"
+        "from relay_queue.admin.actions import matching\n"
         "import sys; assert 'tests.admin.tenants' not in sys.modules\n"
         "from relay_queue.models import Job\n"
-        "print(type(sites.named('tenants').get_model_admin(Job)).__name__)"
+        "print(type(matching.site_named('tenants').get_model_admin(Job)).__name__)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     ran = subprocess.run(

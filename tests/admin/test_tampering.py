@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from relay_queue import clock
-from relay_queue.admin.jobpage import payloads
+from relay_queue.admin import texts
 from relay_queue.models import BulkAct, Job
 from relay_queue.testing import run_pending
 from tests.admin.acting import job_in, person
@@ -121,7 +121,7 @@ def test_a_range_that_is_none_holds_no_job_and_no_act_is_done_to_all(typed: str,
 def test_bulk_act_of_somebody_who_may_no_longer_look_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay_queue.admin.acts.jobs.BATCH", 1)
+    monkeypatch.setattr("relay_queue.admin.actions.jobs.BATCH", 1)
     client = person("cancel_job")
     job_ids = [job_in("scheduled"), job_in("scheduled")]
     data = {
@@ -154,7 +154,7 @@ def test_redacted_rest_of_the_arguments_is_hidden_whatever_follows_it(
     settings.RELAY = {"REDACT": ["secrets"]}
     monkeypatch.setattr(f"{__name__}.task_with_rest", _Task(_plain), raising=False)
     payload = '{"args":["seen","one","two","three"],"kwargs":{}}'
-    shown = payloads.arguments(f"{__name__}.task_with_rest", payload)
+    shown = texts.arguments(f"{__name__}.task_with_rest", payload)
     assert "seen" in shown
     assert not [secret for secret in ("one", "two", "three") if secret in shown]
 
@@ -167,7 +167,7 @@ def test_arguments_that_no_parameter_takes_any_more_are_hidden(
 ) -> None:
     settings.RELAY = {"REDACT": ["password"]}
     monkeypatch.setattr(f"{__name__}.task_made_shorter", _Task(_shorter), raising=False)
-    shown = payloads.arguments(
+    shown = texts.arguments(
         f"{__name__}.task_made_shorter", '{"args":["seen","hunter2"],"kwargs":{}}'
     )
     assert "seen" in shown

@@ -69,7 +69,7 @@ def test_heartbeat_in_the_future_is_a_warning(relay: Relay) -> None:
         actions.register()
     found = findings(relay("doctor", "--json"))["clock"]
     assert found["level"] == "warn"
-    assert "9 m 59 s in the future" in found["text"] or "10 m in the future" in found["text"]
+    assert "9 min 59 s in the future" in found["text"] or "10 min in the future" in found["text"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,9 @@ def test_heartbeat_in_the_future_is_a_warning(relay: Relay) -> None:
         (Liveness.DEAD, 3.0, "warn"),
         (Liveness.UNKNOWN, 3.0, "ok"),
         (Liveness.UNKNOWN, 600.0, "warn"),
+        (Liveness.ALIVE, 59.0, "ok"),
+        (Liveness.ALIVE, 61.0, "warn"),
+        (Liveness.UNKNOWN, 61.0, "warn"),
     ],
 )
 def test_worker_is_judged_by_its_lock_and_its_heartbeat(

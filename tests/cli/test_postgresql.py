@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from django.core.management.base import CommandError
 
-from relay_queue.cli import server
+from relay_queue.cli import doctor
+from relay_queue.query import server
 from tests import postgresql
 from tests.conftest import Project
 from tests.store import actions
@@ -111,7 +112,7 @@ def judged(name: str, **changes: Any) -> str:
     from datetime import UTC, datetime, timedelta
 
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    sound = {key: value for key, (value, _hint) in server.SETTINGS.items()}
+    sound = {key: value for key, (value, _hint) in doctor.SERVER_SETTINGS.items()}
     values = {
         "version": "PostgreSQL 15",
         "now": now,
@@ -124,7 +125,9 @@ def judged(name: str, **changes: Any) -> str:
         "size_bytes": 1,
     }
     found = server.Server(**{**values, **changes})
-    hints = {key: hint for key, _, hint in [*server.settings(found), *server.state(found)]}
+    hints = {
+        key: hint for key, _, hint in [*doctor.judge_settings(found), *doctor.judge_load(found)]
+    }
     return hints.get(name, "")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from django.db import connections
 
 from relay_queue.db.filename import file_of, make_absolute, make_all_absolute
+from relay_queue.db.gate import gate_for, gate_of
+from relay_queue.wakeup import files
 from tests.db.conftest import DJANGOS_ENGINE, ENGINE
 
 
@@ -45,6 +49,74 @@ def test_a_database_in_memory_keeps_its_name(name: str) -> None:
     settings = {"NAME": name}
     make_absolute(settings)
     assert settings == {"NAME": name}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain.db",
+        "FILE:plain.db",
+        "file:a.db",
+        "file:below/a.db?mode=rwc",
+        "file:{here}/a.db?cache=private",
+        "file://{here}/a.db",
+        "file://localhost{here}/a.db",
+        "file:a%20b%3fc%23d.db",
+        "file:a+b.db?mode=rwc",
+        "file:%ff.db",
+        "file:bad%zz%4",
+        "file:a.db%00b",
+        "file:a.db#part?mode=memory",
+        "file:a.db?xmode=memory",
+        "file:a.db?mode=rwc&x=mode=memory",
+        "file:a.db??mode=memory",
+        "file:a.db?mode=memory&mode=rwc",
+        "file:a.db?mode=rwc&mode=memory",
+        "file:a.db?mo%64e=mem%6fry",
+        "file:a.db?mode=memory%00x",
+        "file:a.db?&mode=memory&",
+        "file:/a?vfs=memdb",
+        "file:a?vfs=memdb",
+        "file::memory:?cache=shared",
+        "file:?mode=rwc",
+        "file:",
+        ":memory:",
+        "",
+    ],
+)
+def test_the_file_of_a_name_is_the_one_that_sqlite_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name = name.format(here=tmp_path)
+    with closing(sqlite3.connect(name, uri=True)) as connection:
+        connection.execute("CREATE TABLE t (n INTEGER)")
+    made = [os.path.join(at, file) for at, _, found in os.walk(tmp_path) for file in found]
+    path = file_of(name)
+    assert made == ([] if path is None else [os.path.abspath(path)])
+
+
+def test_an_authority_that_sqlite_refuses_is_left_out(tmp_path: Path) -> None:
+    name = f"file://host{tmp_path}/a.db"
+    assert file_of(name) == f"{tmp_path}/a.db"
+    with pytest.raises(sqlite3.OperationalError, match="authority"):
+        sqlite3.connect(name, uri=True)
+
+
+@pytest.mark.parametrize("engine", [ENGINE, DJANGOS_ENGINE])
+@pytest.mark.parametrize(
+    "name", ["{here}/a.db", "file://localhost{here}/a.db?mode=rwc", "file:/a?vfs=memdb", ":memory:"]
+)
+def test_gate_and_bell_are_beside_the_same_file(
+    connect: Callable[..., Any], tmp_path: Path, engine: str, name: str
+) -> None:
+    connection = connect(name=name.format(here=tmp_path), engine=engine)
+    path, gate = files.file_of(connection), gate_of(connection)
+    assert path == file_of(name.format(here=tmp_path))
+    assert (gate is None) == (path is None)
+    if gate is not None:
+        assert gate is gate_for(str(path))
 
 
 @pytest.mark.parametrize("engine", [ENGINE, DJANGOS_ENGINE])

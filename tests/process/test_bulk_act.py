@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 
 from relay_queue import store
-from relay_queue.admin.acts import jobs, matching
+from relay_queue.admin.actions import jobs, matching
 from relay_queue.compat import task_backends
 from relay_queue.models import BulkAct, Job
 from tests.conftest import wait_until

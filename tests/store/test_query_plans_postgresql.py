@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from relay_queue import store
-from relay_queue.admin.lists import names, walks
-from relay_queue.admin.lists.criteria import Criteria
-from relay_queue.admin.lists.walk import Reader
-from relay_queue.query import looks
+from relay_queue.query import list_plans, lists, looks
+from relay_queue.query.list_plans import Criteria
+from relay_queue.query.lists import ScanReader
 from relay_queue.store import Settlement
 from relay_queue.store.dialects.pg_cursor import PreparedCursor
 from tests.store.actions import (
@@ -133,19 +132,19 @@ def test_no_hot_statement_reads_a_table_from_end_to_end(
 def test_a_page_of_a_list_reads_hardly_more_jobs_than_it_shows(
     crowded: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = names.read()  # all of the crowd was made at one moment
+    known = lists.read_names()  # all of the crowd was made at one moment
     asked = Criteria(task=known.tasks[0])
-    reader = Reader(walks.jobs(asked, known), connection().alias)
-    assert len(reader.walk.branches) == 5
+    reader = ScanReader(list_plans.jobs(asked, known), connection().alias)
+    assert len(reader.scan.branches) == 5
     plans: list[str] = []
-    fetch = Reader._fetch
+    fetch = ScanReader._fetch
 
-    def explained(self: Reader, sql: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
+    def explained(self: ScanReader, sql: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
         explain = "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF)"
         plans.append("\n".join(row[0] for row in fetch(self, f"{explain} {sql}", params)))
         return fetch(self, sql, params)
 
-    monkeypatch.setattr(Reader, "_fetch", explained)
+    monkeypatch.setattr(ScanReader, "_fetch", explained)
     assert len(reader.read(None, limit=51)) == 51
     read = [int(rows) for rows in re.findall(r"Scan .*relay_queue_job.*rows=(\d+)", plans[0])]
     assert sum(read) <= 51 + 5, plans[0]

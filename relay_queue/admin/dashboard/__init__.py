@@ -1,4 +1,4 @@
-"""The dashboard: how all queues stand, on one page that refreshes itself."""
+"""The dashboard: the state of all queues and workers, on one page that refreshes itself."""
 
 from relay_queue.admin.dashboard.page import DashboardAdmin
 

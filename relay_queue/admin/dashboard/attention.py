@@ -1,4 +1,4 @@
-"""Attention: what an operator should know first, in whole sentences."""
+"""Notices: what an operator should know first, in whole sentences."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django.utils.translation import ngettext
 
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.dashboard.panels import is_silent, serves
-from relay_queue.admin.words import duration, number
+from relay_queue.quantities import duration, number
 from relay_queue.query.status import Overview, QueueStatus, WorkerStatus
 from relay_queue.states import State
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One sentence, and the page where something can be done. ``level`` is error or warning."""
+    """One sentence, and the address of the page to act on. ``level`` is error or warning."""
 
     key: str
     level: str
@@ -26,7 +26,7 @@ class Notice:
 
 
 def notices(overview: Overview, links: Links) -> list[Notice]:
-    """Return what needs attention, the worst first."""
+    """Return the notices, errors before warnings."""
     live = [worker for worker in overview.workers if worker.row.stopped_at is None]
     heard = [worker for worker in live if not is_silent(worker)]
     found = [
@@ -66,7 +66,7 @@ def _of_queue(queue: QueueStatus, heard: list[WorkerStatus], links: Links) -> It
 
 
 def _is_served(queue: str, heard: list[WorkerStatus]) -> bool:
-    # A worker that names no queue serves all, or all but some that its row does not tell.
+    # A worker that names no queue serves all, or all but some that its row does not name.
     return any(serves(worker.row, queue) for worker in heard)
 
 

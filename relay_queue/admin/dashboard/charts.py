@@ -1,7 +1,7 @@
-"""Charts: the geometry of the pictures, as texts for an SVG template. No data is drawn by scripts.
+"""Charts: the geometry of the pictures, as texts for an SVG template. No script draws data.
 
-Heights are in pixels and widths in units of one bar: the pictures stretch with the page, so nothing
-in them is text but the labels of the scale, which stand in a picture of their own.
+Heights are in pixels and widths in units of one bar. The pictures stretch with the page, which would
+distort text, so the labels of the scale are in a picture of their own.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from relay_queue.admin.words import clock_time, duration, moment, number
+from relay_queue.admin.formatting import clock_time, moment
+from relay_queue.quantities import duration, number
 from relay_queue.query.history import Bucket, Histogram, total, upper_seconds
 
 HEIGHT: Final = 120
 LEAST_HEIGHT: Final = 2.0
-"""A bar that stands for something can be seen, however small it is beside the others."""
+"""The height of the smallest bar, so that a small number beside large ones can be seen."""
 
 LEAST_SLOTS: Final = 12
-"""Buckets that a histogram shows at least: three bars alone would look like blocks."""
+"""The fewest buckets of a histogram: three bars alone would look like blocks."""
 
 BAR: Final = 10
 GAP: Final = 2
@@ -41,7 +42,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The rectangles of one step of a chart, and what a hovering pointer is told of them."""
+    """The rectangles of one step of a chart, and the title that a hovering pointer shows."""
 
     title: str
     bars: list[Bar]
@@ -57,7 +58,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture with its scales, and the table that says the same in words."""
+    """A picture with its scales, and a table of the same numbers."""
 
     key: str
     title: str
@@ -81,7 +82,7 @@ class Chart:
 
     @property
     def bars(self) -> SafeString:
-        """The columns as SVG: a template would take longer than all queries of the page."""
+        """The columns as SVG. A template would take longer than all queries of the page."""
         drawn = (_drawn(at, column) for at, column in enumerate(self.columns) if column.bars)
         return mark_safe("".join(drawn))
 
@@ -93,7 +94,7 @@ class Chart:
 
 
 def throughput(key: str, title: str, spans: Sequence[Bucket], step: timedelta) -> Chart:
-    """Draw what succeeded upwards and what failed downwards, one column for each span."""
+    """Draw successes upwards and failures downwards, one column for each span."""
     up = nice(max((span.tally.succeeded for span in spans), default=0))
     most_failed = max((span.tally.failed for span in spans), default=0)
     down = max(nice(most_failed), up / 8) if most_failed else 0

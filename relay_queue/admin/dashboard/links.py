@@ -1,4 +1,4 @@
-"""Links: from each number to the list of the admin that explains it."""
+"""Links: from a number to the list of the rows that it counts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from relay_queue.admin import sight
-from relay_queue.admin.words import number
 from relay_queue.models import Lease
+from relay_queue.quantities import number
 from relay_queue.states import INTERRUPTED, Outcome, State
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The lists that one visitor may see in one admin. A link that leads nowhere is empty."""
+    """Links to the pages that one visitor may see at one site. A link to another page is empty."""
 
     request: HttpRequest
     site: AdminSite
@@ -34,11 +34,11 @@ class Links:
         return self._list("job", query | _since(since))
 
     def refused(self, since: datetime) -> str:
-        """Return the address of the leases whose owners came back late."""
+        """Return the address of the leases with a late return."""
         return self._list("lease", {"refused": "yes", **_since({"refused_at": since})})
 
     def interrupted(self, since: datetime) -> str:
-        """Return the address of the leases that were taken from an owner."""
+        """Return the address of the leases that ended without their owner."""
         outcomes = ",".join(INTERRUPTED)
         return self._list("lease", {"outcome__in": outcomes, **_since({"ended_at": since})})
 
@@ -82,7 +82,7 @@ class Links:
         name = f"admin:{label}_{model}_{page}"
         try:
             return reverse(name, args=args, current_app=self.site.name)
-        except NoReverseMatch:  # a site of the project's own may show fewer pages
+        except NoReverseMatch:  # a site of the project may have fewer pages
             return ""
 
 
@@ -94,7 +94,7 @@ def linked(text: object, address: str) -> SafeString:
 
 
 def counted(n: int, address: str) -> SafeString:
-    """Return a number with its link. Zero is quiet: there is nothing to look at."""
+    """Return a number with its link; a zero has a quiet colour and no link."""
     if not n:
         return format_html('<span class="relay-zero">{}</span>', "0")
     return linked(number(n), address)

@@ -1,4 +1,4 @@
-"""The pages of the dashboard: the whole one, and the part of it that is refreshed in place."""
+"""The pages of the dashboard: the whole page, and the part of it that is refreshed in place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DashboardAdmin(ReadingAdmin):
     """A page of its own in place of a list, for whoever may view the dashboard."""
 
     class Media:
-        """The look and the refreshing of this page."""
+        """The style sheet and the refreshing script of this page."""
 
         css = {"all": ["relay_queue/dashboard.css"]}
         js = ["relay_queue/live.js"]
@@ -51,9 +51,10 @@ class DashboardAdmin(ReadingAdmin):
         ]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Ask for the dashboard's own permission: it shows no job, so it needs no other.
+        """Ask for the dashboard's own permission: the page shows no job, so it needs no other.
 
-        Its figures are of all queues and of all jobs: nobody sees it where a site limits either.
+        Its figures count all queues, jobs and workers. A site that limits one of these has no
+        dashboard.
         """
         if not request.user.has_perm(PERMISSION):
             return False
@@ -62,7 +63,7 @@ class DashboardAdmin(ReadingAdmin):
         )
 
     def page(self, request: HttpRequest) -> TemplateResponse:
-        """Show the whole page, its figures included: there is nothing to wait for."""
+        """Show the whole page with its figures, so that it is complete without the script."""
         context = {
             **self.admin_site.each_context(request),
             "title": _("Dashboard"),
@@ -74,7 +75,7 @@ class DashboardAdmin(ReadingAdmin):
         return self._response(request, "dashboard.html", context)
 
     def live(self, request: HttpRequest) -> TemplateResponse:
-        """Show the part that changes."""
+        """Show the part that the script refreshes."""
         return self._response(request, "dashboard/live.html", {})
 
     def _response(

@@ -11,19 +11,22 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from relay_queue.admin.badges import BROKEN, PAUSE, PLAY, SLASHED, badge
 from relay_queue.admin.dashboard.links import Links, counted, linked
-from relay_queue.admin.words import age, duration, moment, number, percent, whole
+from relay_queue.admin.formatting import BROKEN, PAUSE, PLAY, SLASHED, age, badge, moment
 from relay_queue.models import Worker
+from relay_queue.quantities import duration, number, percent, whole_seconds
 from relay_queue.query.history import Histogram, Tally
-from relay_queue.query.status import LOOKED_AT_FOR_OLDEST, Overview, QueueStatus, WorkerStatus
+from relay_queue.query.status import (
+    LOOKED_AT_FOR_OLDEST,
+    SILENT_SECONDS,
+    Overview,
+    QueueStatus,
+    WorkerStatus,
+)
 from relay_queue.states import State, WorkerOrder
 
-SILENT_SECONDS: Final = 60.0
-"""After so long without a heartbeat, six of which are due, a worker is said to be silent."""
-
 STACKED: Final = (State.RUNNING, State.READY, State.RETRYING, State.SCHEDULED)
-"""The states in a queue's bar, from the left: what runs, what could, what will."""
+"""The states in a queue's bar, from the left: running jobs, then those that can run, then later ones."""
 
 PERCENTILES: Final = (50, 95, 99)
 
@@ -41,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """How much of a limit is used: a bar, and the same in words."""
+    """The used part of a limit: a bar, and the same as text."""
 
     text: SafeString
     pieces: list[Piece]
@@ -102,17 +105,17 @@ def worker_rows(workers: Iterable[WorkerStatus], links: Links) -> list[WorkerRow
 
 
 def percentiles(histogram: Histogram) -> list[tuple[str, str]]:
-    """Return the names and values of the percentiles that are watched."""
+    """Return the names and values of the percentiles p50, p95 and p99."""
     return [(f"p{n}", duration(histogram.percentile(n / 100))) for n in PERCENTILES]
 
 
 def is_silent(worker: WorkerStatus) -> bool:
-    """Say whether a worker that has not stopped has long not been heard of."""
+    """Say whether a worker that has not stopped wrote no heartbeat for ``SILENT_SECONDS``."""
     return _is_silent(worker.row, worker.heartbeat_age_seconds)
 
 
 def worker_badge(row: Worker, heartbeat_age_seconds: float) -> SafeString:
-    """Return the badge of what a worker does, as far as its row and its last heartbeat tell."""
+    """Return the badge of a worker's state, by its row and the age of its last heartbeat."""
     if row.stopped_at is not None:
         return badge("cancelled", _("Stopped"), SLASHED)
     if _is_silent(row, heartbeat_age_seconds):
@@ -168,21 +171,21 @@ def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
 def _up_for(worker: WorkerStatus) -> str:
     row = worker.row
     until = row.stopped_at or row.heartbeat_at + timedelta(seconds=worker.heartbeat_age_seconds)
-    return duration(whole(max(0.0, (until - row.started_at).total_seconds())))
+    return duration(whole_seconds(max(0.0, (until - row.started_at).total_seconds())))
 
 
 def queues_of(row: Worker) -> list[str]:
-    """Return the queues that a worker names; none if it serves all, or all but some."""
+    """Return the queues that a worker names; empty if it serves all, or all but some."""
     return row.queues.split(",") if row.queues else []
 
 
 def serves(row: Worker, queue: str) -> bool:
-    """Say whether a worker serves a queue, as far as its row tells."""
+    """Say whether a worker serves a queue, by the names in its row."""
     return not row.queues or queue in queues_of(row)
 
 
 def slots_meter(used: int, concurrency: int) -> Meter:
-    """Return how many slots of a worker are taken."""
+    """Return how many slots of a worker are in use."""
     return Meter(linked(_used(used, concurrency), ""), _filled(used, concurrency))
 
 
@@ -202,7 +205,7 @@ def capacity_meter(used: int, limit: int | None) -> Meter | None:
 
 
 def running_meter(used: int, limit: int | None) -> Meter | None:
-    """Return how many of the jobs that may run do; None without such a limit."""
+    """Return how many jobs run of those that may; None without such a limit."""
     if limit is None:
         return None
     text = _("%(used)s running") % {"used": _used(used, limit)}

@@ -1,4 +1,4 @@
-"""Tiles: the figures on top of the dashboard, each with what it means and where it is explained."""
+"""Tiles: the figures on top of the dashboard, each with its meaning and its link."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from relay_queue.admin.badges import BROKEN, CHECK, CROSS, ICONS, LOOP, PLAY, WARNING, icon
 from relay_queue.admin.dashboard.links import Links, linked
 from relay_queue.admin.dashboard.panels import is_silent
-from relay_queue.admin.words import age, duration, moment, number, percent, whole
+from relay_queue.admin.formatting import (
+    BROKEN,
+    CHECK,
+    CROSS,
+    ICONS,
+    LOOP,
+    PLAY,
+    WARNING,
+    age,
+    icon,
+    moment,
+)
+from relay_queue.quantities import duration, number, percent, whole_seconds
 from relay_queue.query.history import total
 from relay_queue.query.status import DAY, MOST_INTERRUPTED, Overview
 from relay_queue.states import State
@@ -151,4 +162,4 @@ def _in(due: datetime, now: datetime) -> str:
     seconds = (due - now).total_seconds()
     if seconds <= 0:
         return _("next is due now")
-    return _("next in %(time)s") % {"time": duration(whole(max(1.0, seconds)))}
+    return _("next in %(time)s") % {"time": duration(whole_seconds(max(1.0, seconds)))}

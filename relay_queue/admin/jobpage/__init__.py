@@ -1,1 +1,1 @@
-"""The page of one job: the way it took, its attempts, what it was called with, and its relatives."""
+"""The page of one job: its path through the states, its attempts, its arguments, and related jobs."""

@@ -1,4 +1,4 @@
-"""What the page of one job shows, read with the same few statements for every job."""
+"""The content of the page of one job, read with the same few statements for every job."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from relay_queue.admin import attempts, badges, cells, sight, texts, words
-from relay_queue.admin.facts import Fact
-from relay_queue.admin.jobpage import payloads, way
+from relay_queue.admin import clock, formatting, sight, texts
+from relay_queue.admin.formatting import Fact
+from relay_queue.admin.jobpage import state_path
+from relay_queue.admin.redacting import hidden
 from relay_queue.models import Job, Lease, Queue
+from relay_queue.quantities import duration
 from relay_queue.query import ledger
 from relay_queue.ranking import effective_priority
 from relay_queue.states import State
@@ -26,7 +28,7 @@ from relay_queue.verdict import judge
 
 MOST_ATTEMPTS: Final = 100
 MOST_RELATED: Final = 5
-WAY_SHOWN: Final = 24
+STEPS_SHOWN: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +51,21 @@ class Attempt:
 
 
 def context(request: HttpRequest, job: Job, site: AdminSite) -> dict[str, Any]:
-    """Return what the template of the page needs: what this person may see at this site."""
-    now = cells.now()
+    """Return the context of the template, as far as this person may see the job at this site."""
+    now = clock.now(request)
     leases = _leases(request, job, site)
     queue = sight.whole(Queue).filter(pk=job.queue).first()
     may_see = sight.may_view_payload(request, site)
     return {
         "job": job,
-        "state": badges.state_badge(job.state),
+        "state": formatting.state_badge(job.state),
         "last_error": texts.last_error(job, leases[-1] if leases else None, may_see=may_see),
         "facts": _facts(job, leases, queue, now, may_see=may_see),
-        "way": _way(job, leases),
+        "way": _path(job, leases),
         "options": _options(job),
         "may_see_payload": may_see,
-        "arguments": payloads.arguments(job.task, job.payload) if may_see else "",
-        "result": payloads.result(job.task, job.result) if may_see else "",
+        "arguments": texts.arguments(job.task, job.payload) if may_see else "",
+        "result": texts.result(job.task, job.result) if may_see else "",
         "related": _related(sight.jobs(request, site), job, now, by_key=may_see),
         **_ledger(request, leases, now, site, may_see=may_see),
     }
@@ -74,9 +76,9 @@ def _leases(request: HttpRequest, job: Job, site: AdminSite) -> list[Any]:
     if not sight.may_view(request, site, Lease):
         return []
     leases = list(sight.leases(request, site).filter(job=job.pk).order_by("id"))
-    attempts.name_workers(request, site, leases)
+    sight.name_workers(request, site, leases)
     for lease in leases:
-        lease.job = job  # or each would read it again
+        lease.job = job  # otherwise each lease would read it again
     return leases
 
 
@@ -89,7 +91,7 @@ def _ledger(
     shown = leases[-MOST_ATTEMPTS:][::-1]
     return {
         "may_see_leases": True,
-        "verdict": cells.verdict_badge(judge(leases), short=False),
+        "verdict": formatting.verdict_badge(judge(leases), short=False),
         "because": ledger.explain_verdict(shown[::-1]),
         "attempts": [_attempt(lease, now, site.name, may_see=may_see) for lease in shown],
         "attempts_in_all": len(leases),
@@ -100,22 +102,22 @@ def _attempt(lease: Any, now: datetime, site: str, *, may_see: bool) -> Attempt:
     refused = None
     if lease.refused_at is not None:
         text = f"{lease.refused_verb}: {lease.refused_reason}"
-        refused = badges.badge("refused", text, badges.WARNING)
-    worker, address = cells.worker(lease), ""
+        refused = formatting.badge("refused", text, formatting.WARNING)
+    worker, address = formatting.worker(lease), ""
     if lease.shown_worker is not None:
         worker = str(lease.shown_worker)
         address = _address(site, "worker", lease.worker_id)
     return Attempt(
         lease=lease,
-        badge=badges.outcome_badge(lease.outcome),
+        badge=formatting.outcome_badge(lease.outcome),
         worker=worker,
         worker_address=address,
-        token=cells.token(lease.token),
-        granted=words.moment(lease.acquired_at),
+        token=formatting.token(lease.token),
+        granted=formatting.moment(lease.acquired_at),
         renewed=_moment(lease.renewed_at),
-        expires=words.moment(lease.expires_at),
+        expires=formatting.moment(lease.expires_at),
         ended=_moment(lease.ended_at),
-        lasted=cells.ran(lease, now),
+        lasted=formatting.ran(lease, now),
         refused=refused,
         refused_at=_moment(lease.refused_at),
         traceback=texts.traceback(lease, may_see=may_see),
@@ -123,13 +125,13 @@ def _attempt(lease: Any, now: datetime, site: str, *, may_see: bool) -> Attempt:
 
 
 def _moment(when: datetime | None) -> SafeString | None:
-    return None if when is None else words.moment(when)
+    return None if when is None else formatting.moment(when)
 
 
 def _facts(
     job: Job, leases: Sequence[Lease], queue: Queue | None, now: datetime, *, may_see: bool
 ) -> list[Fact]:
-    """Return what is asked first of a job: where, how often, how urgent, since when, what next."""
+    """Return the facts on top of the page: queue, attempts, priority, and times."""
     charged = _("%(used)s of %(max)s, %(all)s in all") % {
         "used": job.attempt - job.attempt_base,
         "max": job.max_attempts,
@@ -139,21 +141,21 @@ def _facts(
         Fact(_("Queue"), _queue(job, queue)),
         Fact(_("Attempts"), charged),
         Fact(_("Priority"), _priority(job, queue, now)),
-        Fact(_("Created"), words.moment(job.created_at)),
+        Fact(_("Created"), formatting.moment(job.created_at)),
     ]
     if job.state in {State.SCHEDULED, State.RETRYING}:
         name = _("Next attempt") if job.state == State.RETRYING else _("Due")
-        facts.append(Fact(name, cells.due(job.available_at, now)))
+        facts.append(Fact(name, formatting.due(job.available_at, now)))
     elif job.state == State.READY:
-        facts.append(Fact(_("Waiting"), cells.when(job, now)))
+        facts.append(Fact(_("Waiting"), formatting.when(job, now)))
     if job.started_at is not None:
-        facts.append(Fact(_("First started"), words.moment(job.started_at)))
+        facts.append(Fact(_("First started"), formatting.moment(job.started_at)))
     if leases:
-        facts.append(Fact(_("Last attempt took"), cells.ran(leases[-1], now)))
+        facts.append(Fact(_("Last attempt took"), formatting.ran(leases[-1], now)))
     if job.finished_at is not None:
-        facts.append(Fact(_("Finished"), words.moment(job.finished_at)))
+        facts.append(Fact(_("Finished"), formatting.moment(job.finished_at)))
     if job.idempotency_key is not None:
-        key = job.idempotency_key if may_see else texts.hidden()
+        key = job.idempotency_key if may_see else hidden()
         facts.append(Fact(_("Idempotency key"), key))
     return facts
 
@@ -187,23 +189,23 @@ def _options(job: Job) -> list[Fact]:
     for name in names:
         value = getattr(job, name)
         if name.endswith("_seconds"):
-            value = words.duration(value)
+            value = duration(value)
         shown.append(Fact(fields[name], value))
     return shown
 
 
-def _way(job: Job, leases: Sequence[Lease]) -> dict[str, Any]:
-    taken = way.taken(job, leases)
-    shown = taken[-WAY_SHOWN:]
+def _path(job: Job, leases: Sequence[Lease]) -> dict[str, Any]:
+    taken = state_path.taken(job, leases)
+    shown = taken[-STEPS_SHOWN:]
     return {
-        "nodes": list(way.nodes(taken, job.state)),
-        "edges": way.edges(taken),
+        "nodes": list(state_path.nodes(taken, job.state)),
+        "edges": state_path.edges(taken),
         "steps": [state.label for state in shown],
         "left_out": len(taken) - len(shown),
-        "half_width": way.WIDTH // 2,
-        "half_height": way.HEIGHT // 2,
-        "width": way.WIDTH,
-        "height": way.HEIGHT,
+        "half_width": state_path.WIDTH // 2,
+        "half_height": state_path.HEIGHT // 2,
+        "width": state_path.WIDTH,
+        "height": state_path.HEIGHT,
     }
 
 
@@ -221,15 +223,15 @@ def _related(seen: QuerySet[Job], job: Job, now: datetime, *, by_key: bool) -> l
         {
             "job": each,
             "why": why,
-            "state": badges.state_badge(each.state),
-            "age": cells.when(each, now),
+            "state": formatting.state_badge(each.state),
+            "age": formatting.when(each, now),
         }
         for each, why in found
     ]
 
 
 def _of_key(jobs: QuerySet[Job], job: Job) -> QuerySet[Job]:
-    """Find the key in every queue: the index of keys begins with the queue."""
+    """Find the jobs of a key in each queue: the index of keys begins with the queue."""
     queues = sight.whole(Queue).values_list("name", flat=True)[:100]
     key = Q(idempotency_key=job.idempotency_key)
     return jobs.filter(key, queue__in=list(queues)).order_by("-id")[:MOST_RELATED]
@@ -238,5 +240,5 @@ def _of_key(jobs: QuerySet[Job], job: Job) -> QuerySet[Job]:
 def _address(site: str, model: str, key: Any) -> str:
     try:
         return reverse(f"{site}:relay_queue_{model}_change", args=[quote(key)])
-    except NoReverseMatch:  # a site of the project's own may show fewer pages
+    except NoReverseMatch:  # a site of the project may have fewer pages
         return ""

@@ -1,6 +1,6 @@
-"""Lists of rows by the million: each is a walk along one index, a page at a time.
+"""Lists of millions of rows: each page is a scan of one index from some place in it.
 
-``walk`` reads, ``pages`` numbers, ``criteria`` is what a visitor asked for, ``walks`` chooses the
-index, ``filters`` and ``searching`` fill in the criteria, and ``changelist`` puts it all in the
-admin's list.
+``filters`` and ``searching`` fill in the criteria of a request. `relay_queue.query.list_plans` chooses
+the index for them, and `relay_queue.query.lists` reads it. ``pages`` numbers the pages, and
+``changelist`` is the admin's list on top of these.
 """

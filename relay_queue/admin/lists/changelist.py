@@ -1,4 +1,4 @@
-"""The admin's list on top of a walk, with the same few statements however many rows there are."""
+"""The admin's list on top of an index scan: the same few statements for any number of rows."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from django.utils.timezone import is_aware
 from django.utils.translation import gettext as _
 
 from relay_queue import conf
-from relay_queue.admin import sight
+from relay_queue.admin import clock, sight
 from relay_queue.admin.lists import names, searching
-from relay_queue.admin.lists.criteria import Criteria
 from relay_queue.admin.lists.pages import (
     JUMPS,
     Link,
     Page,
-    Turner,
+    PageReader,
     as_parameters,
     parse_anchor,
 )
-from relay_queue.admin.lists.walk import Counted, Reader, Walk
 from relay_queue.models import QueueCount
+from relay_queue.query.list_plans import Criteria
+from relay_queue.query.lists import Counted, IndexScan, Names, ScanReader
 
 ANCHOR_VAR: Final = "at"
 PACKAGE: Final = "relay_queue."
 
 
 class Shown(NamedTuple):
-    """A link to a page as the template shows it; without an address it is this page."""
+    """A link to a page as the template shows it; the present page has no address."""
 
     number: int
     address: str | None
 
 
-class Telling(Protocol):
-    """A filter that tells what it asks for."""
+class AskingFilter(Protocol):
+    """A filter that can add its choice to the criteria."""
 
-    def tell(self, asked: Criteria) -> None:
-        """Add the choice to what is asked for."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the choice to the criteria."""
 
 
-class Walker(Protocol):
-    """What a list asks of the admin of its model."""
+class ScannedList(Protocol):
+    """What a list needs of the admin of its model."""
 
     counted: bool
 
@@ -60,39 +60,54 @@ class Walker(Protocol):
         """Return the rows of the list where no project limits them."""
 
     def parse_search(self, request: HttpRequest, text: str) -> searching.Term | None:
-        """Read what was typed into the search, as far as this person may search."""
+        """Parse the text of the search; a kind that this person may not search by is a fault."""
 
     def criteria(self) -> Criteria:
-        """Return what the list asks for before any filter."""
+        """Return the criteria of the list without any filter."""
 
-    def walk(self, asked: Criteria, known: names.Names) -> Walk:
-        """Choose the index to walk for what was asked."""
+    def plan(self, asked: Criteria, known: Names) -> IndexScan:
+        """Choose the index to scan for the criteria."""
 
     def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
-        """Return the rows of one page by id, with all that the list shows of them."""
+        """Return the rows of one page by id, with everything that the list shows of them."""
 
 
-class WalkChangeList(ChangeList):
-    """A list whose page comes from a walk. The model's admin says which, and what it shows of it."""
+class ClockedChangeList(ChangeList):
+    """A list whose rows have the time as ``now``, since columns do not know the request."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read one page, and set the time on each row."""
+        super().get_results(request)
+        self.set_time(request)
+
+    def set_time(self, request: HttpRequest) -> None:
+        """Set the time of the request on each row of the page."""
+        now = clock.now(request)
+        for row in self.result_list:
+            row.now = now
+
+
+class ScanChangeList(ClockedChangeList):
+    """A list whose pages come from an index scan that the admin of the model chooses."""
 
     page: Page
 
     fault: Any = ""
-    """What is wrong with the search; nothing is found then."""
+    """What is wrong with the search; a search at fault finds nothing."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Read the page that the request asks for."""
         try:
             super().__init__(*args, **options)
-        except (OverflowError, DataError) as error:  # a value in the address that no column holds
+        except (OverflowError, DataError) as error:  # a value in the address that fits no column
             raise IncorrectLookupParameters(error) from error
-        # Not "Select job to view": the list is what people come for.
+        # In place of Django's "Select job to view".
         self.title = capfirst(str(self.opts.verbose_name_plural))
 
     @property
-    def walker(self) -> Walker:
+    def listing(self) -> ScannedList:
         """The admin of the model."""
-        return cast(Walker, self.model_admin)
+        return cast(ScannedList, self.model_admin)
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows that the filters and the search keep; the anchor is no filter."""
@@ -101,7 +116,7 @@ class WalkChangeList(ChangeList):
         return super().get_queryset(request, *args, **kwargs)
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Keep the conditions that no filter beside the list has: other pages link with such."""
+        """Keep the conditions that no filter of the list has: links of other pages have such."""
         found = super().get_filters(request)
         self.remaining: dict[str, Any] = found[2]
         return found
@@ -110,55 +125,56 @@ class WalkChangeList(ChangeList):
         """Read one page: the ids along the index, then the rows."""
         asked = self.criteria(request)
         known = names.of(request)
-        walk = self.walker.walk(asked, known)
-        reader = self._reader(walk, asked)
+        scan = self.listing.plan(asked, known)
+        reader = self._reader(scan, asked)
         total = self._counted(asked) or reader.count()
-        anchor = parse_anchor(self.anchor_text, numeric=walk.numeric)
-        turner = Turner(reader, total, self.list_per_page)
-        self.page = turner.turn_to(self.page_num, anchor)
+        anchor = parse_anchor(self.anchor_text, numeric=scan.numeric)
+        pages = PageReader(reader, total, self.list_per_page)
+        self.page = pages.read(self.page_num, anchor)
         ids = [place.id for place in self.page.places]
-        rows = self.walker.rows(request, ids)
+        rows = self.listing.rows(request, ids)
         self.result_list = [rows[pk] for pk in ids if pk in rows]
-        self._tell_the_admin()
+        self.set_time(request)
+        self._set_for_the_admin()
         if self.page.too_far:
             text = _("That page is too far for one jump. Use a filter.")
             messages.info(request, text, fail_silently=True)
 
     def criteria(self, request: HttpRequest) -> Criteria:
-        """Return what the filters and the search ask for."""
-        asked = self.walker.criteria()
+        """Return the criteria of the filters, the address and the search."""
+        asked = self.listing.criteria()
         for spec in self.filter_specs:
-            if hasattr(spec, "tell"):
-                cast(Telling, spec).tell(asked)
-            else:  # a filter of the project's own, which no walk knows
+            if hasattr(spec, "add_to"):
+                cast(AskingFilter, spec).add_to(asked)
+            else:  # a filter of the project's own, which no plan knows
                 asked.others.add("filter")
         for lookup, values in self.remaining.items():
-            _tell_lookup(asked, lookup, values)
-        term = self.walker.parse_search(request, self.query)
+            _add_lookup(asked, lookup, values)
+        term = self.listing.parse_search(request, self.query)
         if term is not None and term.fault:
             self.fault = term.fault
             messages.warning(request, term.fault, fail_silently=True)
             asked.ids = []
         elif term is not None:
-            term.tell(asked)
+            term.add_to(asked)
         return asked
 
-    def _reader(self, walk: Walk, asked: Criteria) -> Reader:
+    def _reader(self, scan: IndexScan, asked: Criteria) -> ScanReader:
         alias = conf.get().database
-        is_decided = asked.asked <= walk.covers and not self.is_limited
-        return Reader(walk, alias, None if is_decided else self.queryset)
+        is_decided = asked.asked <= scan.covers and not self.is_limited
+        return ScanReader(scan, alias, None if is_decided else self.queryset)
 
     @cached_property
     def is_limited(self) -> bool:
-        """Whether a project keeps rows from this person, which neither walk nor counters know."""
+        """Whether a project hides rows from this person, which neither index nor counters know."""
         asks = ((self, "get_queryset"), (self.model_admin, "get_search_results"))
         return any(not _is_ours(owner, name) for owner, name in asks) or sight.is_limited(
-            self.root_queryset, self.walker.whole()
+            self.root_queryset, self.listing.whole()
         )
 
     def _counted(self, asked: Criteria) -> Counted | None:
-        """Return the exact number from the counters, if they know it."""
-        if not self.walker.counted or self.is_limited or not asked.asked <= {"state", "queue"}:
+        """Return the exact number from the counters; None if they do not know it."""
+        if not self.listing.counted or self.is_limited or not asked.asked <= {"state", "queue"}:
             return None
         rows = QueueCount.objects.using(conf.get().database)
         if asked.state:
@@ -167,8 +183,8 @@ class WalkChangeList(ChangeList):
             rows = rows.filter(queue=asked.queue)
         return Counted(max(0, rows.aggregate(n=Sum("n"))["n"] or 0), more=False)
 
-    def _tell_the_admin(self) -> None:
-        """Set what the admin's own templates look at; the numbers of pages are ours."""
+    def _set_for_the_admin(self) -> None:
+        """Set the attributes that the admin's own templates read; page numbers are Relay's own."""
         self.result_count = self.page.total.n
         self.full_result_count = self.result_count
         self.show_full_result_count = False
@@ -203,8 +219,8 @@ class WalkChangeList(ChangeList):
         }
 
 
-def _tell_lookup(asked: Criteria, lookup: str, values: Any) -> None:
-    """Add a condition of an address. One that no walk knows is looked up row by row."""
+def _add_lookup(asked: Criteria, lookup: str, values: Any) -> None:
+    """Add a condition of an address. One that no plan knows is checked row by row."""
     value = values[-1]
     column, _, end = lookup.rpartition("__")
     asks = {"created_at": "created", "finished_at": "finished"}.get(column)

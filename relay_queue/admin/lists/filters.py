@@ -1,4 +1,4 @@
-"""The filters beside the lists. Each narrows the rows, and tells the walk what it narrows to."""
+"""The filters beside the lists. Each narrows the rows, and adds its choice to the criteria."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from django.utils.translation import gettext_lazy as _
 from rangefilter.filters import DateTimeRangeFilter
 
 from relay_queue.admin.lists import names
-from relay_queue.admin.lists.criteria import Criteria, Span
 from relay_queue.query import ledger
+from relay_queue.query.list_plans import Criteria, Span
 from relay_queue.states import Outcome, State
 from relay_queue.verdict import Verdict
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from django.contrib.admin.views.main import ChangeList
 
 MOST_CHOICES: Final = 100
-"""Names that a filter offers; the search finds the others."""
+"""Names that a filter offers; the search finds the jobs of other names."""
 
 
 class Filter(admin.SimpleListFilter):
-    """One choice among some. Without a choice it asks for nothing."""
+    """One choice of several. Without a choice it adds no criterion."""
 
     template = "admin/relay_queue/filter.html"
 
     @property
     def known(self) -> set[str]:
-        """The values that are offered: a link may have chosen another."""
+        """The values that are offered; an address may have another."""
         return {str(value) for value, _label in self.lookup_choices}
 
-    def tell(self, asked: Criteria) -> None:
-        """Add the choice to what is asked for."""
-        raise NotImplementedError  # each kind of filter says; one that forgot must not pass all
+    def add_to(self, asked: Criteria) -> None:
+        """Add the choice to the criteria."""
+        raise NotImplementedError  # a filter without it must fail and not keep all rows
 
 
 class StateFilter(Filter):
@@ -56,8 +56,8 @@ class StateFilter(Filter):
         """Keep the jobs in the chosen state."""
         return queryset.filter(state=self.value()) if self.value() else queryset
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the state."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the state to the criteria."""
         asked.state = self.value() or ""
 
 
@@ -71,7 +71,7 @@ class NameFilter(Filter):
         return queryset.filter(**{self.column: self.value()}) if self.value() else queryset
 
     def has_output(self) -> bool:
-        """Whether there is anything to choose; a name that was chosen by a link counts."""
+        """Whether there is anything to choose, or an address has chosen a name."""
         return bool(self.lookup_choices) or bool(self.value())
 
 
@@ -83,12 +83,12 @@ class QueueFilter(NameFilter):
     column = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the names of the queues."""
+        """Return the first names of queues, up to ``MOST_CHOICES``."""
         queues = names.shown(request, model_admin.admin_site).queues
         return [(name, name) for name in queues[:MOST_CHOICES]]
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the queue."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the queue to the criteria."""
         asked.queue = self.value() or ""
 
 
@@ -99,19 +99,19 @@ class JobQueueFilter(QueueFilter):
 
 
 class TaskFilter(NameFilter):
-    """Filters by task. Those that have jobs are offered."""
+    """Filters by task. The choices are the tasks that have jobs."""
 
     title = _("task")
     parameter_name = "task"
     column = "task"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the tasks, as far as they are known."""
+        """Return the first names of tasks, up to ``MOST_CHOICES``."""
         tasks = names.shown(request, model_admin.admin_site).tasks
         return [(task, task) for task in tasks[:MOST_CHOICES]]
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the task."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the task to the criteria."""
         asked.task = self.value() or ""
 
 
@@ -133,8 +133,8 @@ class VerdictFilter(Filter):
             return queryset.none()
         return ledger.filter_by_verdict(queryset, str(self.value()))
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the verdict."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the verdict to the criteria."""
         asked.verdict = self.value() or ""
 
 
@@ -152,8 +152,8 @@ class OutcomeFilter(Filter):
         """Keep the leases that ended so."""
         return queryset.filter(outcome=self.value()) if self.value() else queryset
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the outcome."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the outcome to the criteria."""
         asked.outcomes = [value] if (value := self.value()) else []
 
 
@@ -174,8 +174,8 @@ class PresenceFilter(Filter):
             return queryset
         return queryset.filter(**{f"{self.field}__isnull": self.value() == "no"})
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the presence."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the field, and whether it has a value, to the criteria."""
         if self.value() in {"yes", "no"}:
             asked.presence[self.field] = self.value() == "yes"
 
@@ -188,7 +188,7 @@ class MomentField(forms.SplitDateTimeField):
         self.end = end
         super().__init__(require_all_fields=False, required=False, **options)
         for part in self.fields:
-            part.required = False  # `compress` says what is missing
+            part.required = False  # `compress` reports what is missing
 
     def compress(self, data_list: Any) -> datetime | None:
         """Put day and time together; the end includes its whole minute."""
@@ -211,7 +211,7 @@ class MomentField(forms.SplitDateTimeField):
 class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
     """A range of dates from django-admin-rangefilter, with the browser's own fields.
 
-    They need neither script nor style in the page, so a strict content security policy holds.
+    These need neither script nor style in the page, so a strict content security policy holds.
     """
 
     template = "admin/relay_queue/span_filter.html"
@@ -220,7 +220,7 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
     only_states: ClassVar[tuple[str, ...]] = ()
 
     def choices(self, changelist: ChangeList) -> Any:
-        """Return what the template needs: where a reset leads, and the other parameters to keep."""
+        """Yield what the template needs: the address of a reset, and the other parameters to keep."""
         mine = self.expected_parameters()
         kept = [
             (name, value)
@@ -241,7 +241,7 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the rows in the range; none if what was typed is no range."""
         if self.is_at_fault:
-            # All rows would look as if they were in it, and an act would be done to all of them.
+            # All rows would seem to be in the range, and an action would change all of them.
             return queryset.none()
         if not self.span:
             return queryset
@@ -255,19 +255,19 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
 
     @property
     def is_at_fault(self) -> bool:
-        """Whether something was typed that is no date; the form says what."""
+        """Whether a text that is no date was typed; the form reports it."""
         return bool(self.form.is_bound and not self.form.is_valid())
 
     @property
     def span(self) -> Span:
-        """The range that was asked for; nothing if what was typed is no date."""
+        """The range of the form; an open one if a typed text is no date."""
         if not self.form.is_bound or not self.form.is_valid():
             return Span()
         since, until = (self.form.cleaned_data[name] for name in self._ends())
         return Span(since, until)
 
-    def tell(self, asked: Criteria) -> None:
-        """Ask for the range."""
+    def add_to(self, asked: Criteria) -> None:
+        """Add the range to the criteria; a range at fault finds no row."""
         if self.is_at_fault:
             asked.ids = []
             asked.others.add(self.field_path)

@@ -1,7 +1,7 @@
-"""Pages of a walk: numbers to jump by, each link with the place from which it counts.
+"""Numbered pages of an index scan; each link has the place from which its number counts.
 
-A link says which page begins where, so that a jump skips at most `REACH` rows however far in the
-list it starts, and rows that arrive meanwhile do not push the others from page to page.
+A link has the number of a page and the place where that page begins. So a jump skips at most `REACH`
+rows from any page, and new rows do not move the others from page to page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from django.utils.dateparse import parse_datetime
 
-from relay_queue.admin.lists.walk import Counted, Place, Reader
+from relay_queue.query.lists import Counted, Place, ScanReader
 from relay_queue.validation import MAX_ID
 
 REACH: Final = 10_000
@@ -43,7 +43,7 @@ START: Final = Anchor(1, None)
 
 
 def parse_anchor(text: str, *, numeric: bool) -> Anchor:
-    """Return what a link said, or the start of the list if it makes no sense for its keys."""
+    """Return the anchor of a link, or the start of the list if the text fits no key of it."""
     found = _ANCHOR.fullmatch(text)
     if found is None or numeric == (found["time"] is not None):
         return START
@@ -61,7 +61,7 @@ def _is_time(text: str) -> bool:
 
 
 class Link(NamedTuple):
-    """A page that can be gone to: its number, and from where it is counted."""
+    """A page that can be opened: its number, and the anchor from which the number counts."""
 
     page: int
     anchor: Anchor | None
@@ -69,10 +69,10 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a list and what leads on from it.
+    """One page of a list and the links from it.
 
-    ``beyond`` is where to look on when the page is short because enough rows were looked at.
-    ``too_far`` says that a page was asked for which no single jump reaches.
+    ``beyond`` is where the next page begins when this one is short because `SCAN` rows were checked.
+    ``too_far`` says that no single jump reaches the page of the request.
     """
 
     number: int
@@ -118,10 +118,10 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Turner:
-    """Turns to the pages of one list, which has ``total`` rows, ``size`` to a page."""
+class PageReader:
+    """Reads the pages of one list, which has ``total`` rows, ``size`` to a page."""
 
-    reader: Reader
+    reader: ScanReader
     total: Counted
     size: int
 
@@ -130,8 +130,8 @@ class Turner:
         """The number of the last page, if it is known."""
         return None if self.total.more else max(1, -(-self.total.n // self.size))
 
-    def turn_to(self, number: int, anchor: Anchor = START) -> Page:
-        """Read the page with a number, counting from the anchor, the start or the end."""
+    def read(self, number: int, anchor: Anchor = START) -> Page:
+        """Read the page of a number, counted from the anchor, the start or the end of the list."""
         number = max(1, number)
         if self.last is not None and number > self.last and anchor is START:
             number = self.last
@@ -164,7 +164,7 @@ class Turner:
         return self._page(number, places, has_next=True)
 
     def _from_the_end(self, number: int, last: int) -> Page:
-        """Count back from the end; if that is too far, too, go to the nearest page in reach."""
+        """Count back from the end; if that is too far, too, read the nearest page in reach."""
         nearest = last - REACH // self.size
         too_far, number = number < nearest, max(number, nearest)
         on_last = self.total.n - (last - 1) * self.size

@@ -15,7 +15,7 @@ class Command(BaseCommand):
     """Finds the verb, parses its arguments and runs it."""
 
     help = "Look at the queue and operate it."
-    # Verbs such as doctor and verify are for projects where something is wrong.
+    # Verbs such as doctor and verify must also run in projects with faults.
     requires_system_checks = []
     # Django sets it when the command line is its own.
     _called_from_command_line: bool
@@ -25,7 +25,7 @@ class Command(BaseCommand):
         return __version__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the verb; what follows it belongs to the verb's own parser."""
+        """Declare the verb; the arguments behind it are for the verb's own parser."""
         parser.formatter_class = base.VerbListFormatter
         parser.epilog = base.verb_list()
         parser.missing_args_message = f"Name a verb: {', '.join(base.VERBS)}."
@@ -42,8 +42,8 @@ class Command(BaseCommand):
             argparse.Namespace(**options),
             command_line=self._called_from_command_line,
         )
-        # The wrapper ends each write with a line end unless told not to; a table needs its own.
-        # That of stderr goes on ending them: Django writes our CommandError there after we left.
+        # Django's wrapper adds a line end to each write, and a table writes its own.
+        # The wrapper of stderr keeps adding them: Django writes the CommandError of a verb there.
         self.stdout.ending = ""
         out = base.Output(
             cast(TextIO, self.stdout),

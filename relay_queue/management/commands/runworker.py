@@ -1,4 +1,4 @@
-"""``manage.py runworker``: run jobs. Arguments only; the work is done by the supervisor."""
+"""``manage.py runworker``: run jobs. This module parses arguments; the supervisor does the work."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from relay_queue.worker.supervisor import Supervisor
 from relay_queue.worker.watchdog import GateWatch
 
 LOG_SECONDS = 1.0
-"""How much longer the last lines of the log may take to be written."""
+"""Seconds that the last lines of the log may take to be written."""
 
 # The column holds 100 characters, and each process adds its number.
 MAX_NAME_CHARS = 90
 
 
 EVERY_QUEUE = "*"
-"""What people write for all queues, who come from elsewhere."""
+"""The spelling of all queues in other job queues, accepted here, too."""
 
 
 class Command(BaseCommand):
-    """Checks the arguments, says what it will do, and supervises the workers."""
+    """Checks the arguments, prints what will run, and supervises the workers."""
 
     help = (
         "Run jobs until told to stop. The first TERM or Ctrl-C lets running jobs finish, "
@@ -44,12 +44,12 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the arguments, and the names that other queues have for them."""
+        """Declare the arguments, also by their names in other job queues."""
         _add_what_to_run(parser)
         _add_how_to_run(parser)
 
     def handle(self, **given: Any) -> None:
-        """Run the workers; leave with code 1 if that did not end well."""
+        """Run the workers; exit with the code of the supervisor if it is not 0."""
         try:
             settings = conf.get()
         except ConfigurationError as error:
@@ -62,7 +62,7 @@ class Command(BaseCommand):
             with stopped_at_once():  # the wait for a database that is away has no end
                 code = self._supervise(options, processes, settings, given)
         if not log_writer.finish(LOG_SECONDS):
-            # Nobody reads the log. Python's own way out would wait for somebody who does.
+            # The reader of the log does not read. Python's own exit would wait for it.
             leave(code)
         if code:
             raise SystemExit(code)
@@ -74,7 +74,7 @@ class Command(BaseCommand):
         settings: conf.RelaySettings,
         given: dict[str, Any],
     ) -> int:
-        # Whatever opened a connection before this, a system check say: no worker may inherit it.
+        # A system check, for example, may have opened a connection: no worker may inherit it.
         connections.close_all()
         fault = database_fault(settings.database)
         if fault:
@@ -190,7 +190,7 @@ def worker_options(given: dict[str, Any], settings: conf.RelaySettings) -> Worke
 
 
 def banner(options: WorkerOptions, processes: int, database: str) -> list[str]:
-    """Return the lines that say what is about to run."""
+    """Return the lines that describe the workers before they start."""
     if options.queues is not None:
         queues = ", ".join(options.queues)
     elif options.exclude_queues:
@@ -308,6 +308,6 @@ def _parent(descriptor: int | None) -> socket.socket | None:
     if descriptor is None:
         return None
     parent = socket.socket(fileno=descriptor)
-    # Programs that task functions start must not keep the line open.
+    # Programs that task functions start must not keep the socket open.
     parent.set_inheritable(False)
     return parent

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from relay_queue.exceptions import ConfigurationError
-from relay_queue.store.dialects.base import Dialect
+from relay_queue.store.dialects.base import Dialect, marks
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -34,4 +34,4 @@ def _dialect(vendor: str) -> Dialect:
     return dialect
 
 
-__all__ = ["Dialect", "dialect_for"]
+__all__ = ["Dialect", "dialect_for", "marks"]

@@ -15,6 +15,11 @@ Trouble = Literal["busy", "full", "unknown", "data", "tables", "lost", "replaced
 """What a database error means for the transaction that it ended; see `Dialect.diagnose`."""
 
 
+def marks(n: int) -> str:
+    """Return the placeholders of ``n`` parameters, as a list of values has them."""
+    return ", ".join(["%s"] * n)
+
+
 class Dialect(ABC):
     """One database engine's way of doing the few things that engines do differently."""
 

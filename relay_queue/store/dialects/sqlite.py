@@ -14,7 +14,7 @@ from django.db import DatabaseError, OperationalError, transaction
 from relay_queue import clock
 from relay_queue.db import replaced
 from relay_queue.db.gate import Gate, GateTimeout, Permit, gate_of
-from relay_queue.store.dialects.base import Dialect, Trouble
+from relay_queue.store.dialects.base import Dialect, Trouble, marks
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -92,7 +92,7 @@ class SQLiteDialect(Dialect):
 
     def row(self, casts: tuple[str, ...]) -> str:
         """Return the placeholders; SQLite needs no casts."""
-        return ", ".join(["%s"] * len(casts))
+        return marks(len(casts))
 
     def bind(self, params: list[Any], casts: tuple[str, ...]) -> list[Any]:
         """Return the values as they are: row by row."""
@@ -179,7 +179,7 @@ _TROUBLES: dict[int, Trouble] = {
 
 @lru_cache(maxsize=1024)
 def _rows(count: int, width: int) -> str:
-    row = "(" + ", ".join(["%s"] * width) + ")"
+    row = "(" + marks(width) + ")"
     return "VALUES " + ", ".join([row] * count)
 
 

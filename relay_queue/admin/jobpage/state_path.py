@@ -1,4 +1,4 @@
-"""The way that a job took through its states, as far as its ledger tells, and a picture of it."""
+"""The path of a job through the states, as far as its leases record it, and a picture of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 
 from relay_queue.models import Job, Lease
 from relay_queue.states import TRANSITIONS, Outcome, State
-
-MOST_STEPS: Final = 200
 
 _AFTER: Final[dict[str, State]] = {
     Outcome.ACKED: State.SUCCEEDED,
@@ -22,34 +20,36 @@ _AFTER: Final[dict[str, State]] = {
     Outcome.SNOOZED: State.SCHEDULED,
     Outcome.CANCELLED: State.CANCELLED,
 }
-"""Where an attempt leads that was followed by another. The last one is told by the job itself."""
+"""The state after an attempt that was followed by another. The job itself has that after the last."""
 
 _CHARGED_ENDS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.EXPIRED, Outcome.LOST})
 
 
 def taken(job: Job, leases: Sequence[Lease]) -> list[State]:
-    """Return the states that a job went through, oldest first, from all its leases in order of id.
+    """Return the states of a job, oldest first, from all its leases in the order of id.
 
-    A state that leaves no trace, such as a wait for its first time, is not among them.
+    A state that leaves no trace, such as the wait for its first due time, is missing.
     """
-    way: list[State] = []
+    path: list[State] = []
     if not leases and job.state == State.SCHEDULED:
         return [State.SCHEDULED]
-    _go(way, State.READY)
+    _append(path, State.READY)
     for place, lease in enumerate(leases):
-        _go(way, State.READY)
-        _go(way, State.RUNNING)
+        _append(path, State.READY)
+        _append(path, State.RUNNING)
         if lease.outcome is None:
             continue
         is_last = place == len(leases) - 1
-        _go(way, _after_last(job, lease) if is_last else _AFTER.get(lease.outcome, State.READY))
+        _append(
+            path, _after_last(job, lease) if is_last else _AFTER.get(lease.outcome, State.READY)
+        )
     if job.state in State.values:
-        _go(way, State(job.state))
-    return way
+        _append(path, State(job.state))
+    return path
 
 
 def _after_last(job: Job, lease: Lease) -> State:
-    """Say where the newest attempt led: what the job is now, unless it has moved on since."""
+    """Return the state after the newest attempt: that of the job, unless it has changed since."""
     usual = _AFTER.get(lease.outcome or "", State.READY)
     if lease.outcome in _CHARGED_ENDS:
         if job.state in {State.DEAD, State.RETRYING}:
@@ -59,21 +59,21 @@ def _after_last(job: Job, lease: Lease) -> State:
     return usual
 
 
-def _go(way: list[State], state: State) -> None:
-    """Add a state, with the one between if there is no direct way to it."""
-    if way and way[-1] == state:
+def _append(path: list[State], state: State) -> None:
+    """Append a state, and before it the state between if no transition leads to it directly."""
+    if path and path[-1] == state:
         return
-    if way and state not in TRANSITIONS[way[-1]]:
+    if path and state not in TRANSITIONS[path[-1]]:
         between = next(
-            (s for s in State if s in TRANSITIONS[way[-1]] and state in TRANSITIONS[s]), None
+            (s for s in State if s in TRANSITIONS[path[-1]] and state in TRANSITIONS[s]), None
         )
         if between is not None:
-            way.append(between)
-    way.append(state)
+            path.append(between)
+    path.append(state)
 
 
 class Node(NamedTuple):
-    """A state in the picture: where it is, and whether the job has been there or is there."""
+    """A state in the picture: its place, and whether the job has been or is in it."""
 
     state: str
     label: str
@@ -122,16 +122,16 @@ _WHEN_TAKEN: Final[dict[tuple[State, State], str]] = {
 }
 
 
-def nodes(way: Sequence[State], state: str) -> Iterator[Node]:
+def nodes(path: Sequence[State], state: str) -> Iterator[Node]:
     """Yield the states of the picture."""
     for each, (x, y) in _PLACES.items():
-        yield Node(each.value, str(each.label), x, y, each in way, each == state)
+        yield Node(each.value, str(each.label), x, y, each in path, each == state)
 
 
-def edges(way: Sequence[State]) -> list[Edge]:
-    """Return the transitions of the picture, those that were taken last, so that they lie on top."""
-    steps = list(pairwise(way))
+def edges(path: Sequence[State]) -> list[Edge]:
+    """Return the transitions of the picture; those that the job took come last, and so lie on top."""
+    steps = list(pairwise(path))
     times = {step: steps.count(step) for step in set(steps)}
-    drawn = [Edge(path, times.get(step, 0)) for step, path in _ALWAYS.items()]
-    drawn += [Edge(path, times[step]) for step, path in _WHEN_TAKEN.items() if step in times]
+    drawn = [Edge(line, times.get(step, 0)) for step, line in _ALWAYS.items()]
+    drawn += [Edge(line, times[step]) for step, line in _WHEN_TAKEN.items() if step in times]
     return sorted(drawn, key=lambda edge: edge.times > 0)

@@ -1,4 +1,4 @@
-"""The acts on jobs: one, those that were ticked, and everything that matches the filter."""
+"""The actions on jobs: on one, on those that were ticked, and on everything that matches a filter."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
-from relay_queue.admin.acts import audit, matching
-from relay_queue.admin.acts.catalogue import JOB_ACTS, Act, Done, JobAct
-from relay_queue.admin.acts.doing import BATCH, attempt
-from relay_queue.admin.acts.pages import SHOWN_ON_CONFIRMATION, Acts
+from relay_queue.admin.actions import audit, matching
+from relay_queue.admin.actions.catalogue import JOB_ACTIONS, Action, Done, JobAction
+from relay_queue.admin.actions.pages import SHOWN_ON_CONFIRMATION, Actions
+from relay_queue.admin.actions.perform import attempt
 from relay_queue.admin.lists.searching import as_id
 from relay_queue.exceptions import RelayError
 from relay_queue.models import BulkAct, Job
+from relay_queue.store.operate import BATCH
 
 UPPER: Final = "upper_id"
 NONCE: Final = "nonce"
@@ -34,78 +35,78 @@ _ASKED_ALREADY: Final = gettext_lazy(
 
 
 class AskedAlready(RelayError):
-    """A question was answered for the second time, by a second click say."""
+    """The answer to a question came a second time, by a second click for example."""
 
 
-class JobActs(Acts):
-    """Adds the acts on jobs to a list of jobs and to the page of a job."""
+class JobActions(Actions):
+    """Adds the actions on jobs to a list of jobs and to the page of a job."""
 
-    acts: ClassVar[tuple[Act, ...]] = JOB_ACTS
-    acts_model = Job
+    row_actions: ClassVar[tuple[Action, ...]] = JOB_ACTIONS
+    actions_model = Job
 
-    def act_on_selection(
-        self, request: HttpRequest, act: Act, listed: QuerySet[Any]
+    def perform_on_selection(
+        self, request: HttpRequest, action: Action, listed: QuerySet[Any]
     ) -> HttpResponse | None:
-        """Do an act to the rows that were ticked, or to everything that matches."""
-        if request.POST.get("select_across") == "1" and isinstance(act, JobAct):
-            return self.act_on_matching(request, act, listed)
-        return super().act_on_selection(request, act, listed)
+        """Perform an action on the rows that were ticked, or on everything that matches."""
+        if request.POST.get("select_across") == "1" and isinstance(action, JobAction):
+            return self.perform_on_matching(request, action, listed)
+        return super().perform_on_selection(request, action, listed)
 
     def tokens(self, request: HttpRequest) -> Sequence[tuple[str, Any]]:
-        """Give each question a nonce; one that is asked again, for a fault in its form, keeps it."""
+        """Give each question a nonce. A question that is repeated for a fault in its form keeps it."""
         return ((NONCE, request.POST.get(NONCE) or uuid.uuid4().hex),)
 
-    def do(
-        self, request: HttpRequest, act: Act, keys: Sequence[Any], given: dict[str, Any]
+    def perform(
+        self, request: HttpRequest, action: Action, keys: Sequence[Any], given: dict[str, Any]
     ) -> Done:
-        """Do it, and note it as a bulk act that is over: an answer that comes twice is done once.
+        """Perform it, and record it as a bulk act that has ended: a second answer does nothing.
 
-        Raises `AskedAlready`, and what the store raises. Nothing is noted then.
+        Raises `AskedAlready`, and what the store raises. Nothing is recorded then.
         """
-        if NONCE not in request.POST or not isinstance(act, JobAct):
-            return super().do(request, act, keys, given)
+        if NONCE not in request.POST or not isinstance(action, JobAction):
+            return super().perform(request, action, keys, given)
         if request.POST.get("select_across") == "1":
-            new = self._new_bulk(request, act, _upper_id(request), given)
+            new = self._new_bulk(request, action, _upper_id(request), given)
         else:
-            # No filter finds what was ticked by hand.
-            new = self._new_bulk(request, act, 0, given)
+            # No filter finds rows that were ticked by hand.
+            new = self._new_bulk(request, action, 0, given)
             new = replace(new, listing="", filters=f"ticked={len(keys)}")
         with store.transaction() as tx:
             bulk_id = store.start_bulk(tx, replace(new, matched=len(keys)))
             if bulk_id is None:
                 raise AskedAlready(_ASKED_ALREADY)
-            done = super().do(request, act, keys, given)
+            done = super().perform(request, action, keys, given)
             changed = len(done.changed)
             store.count_bulk(tx, bulk_id, changed=changed, skipped=len(keys) - changed)
             store.finish_bulk(tx, bulk_id)
         return done
 
-    def act_on_matching(
-        self, request: HttpRequest, act: JobAct, rows: QuerySet[Any]
+    def perform_on_matching(
+        self, request: HttpRequest, action: JobAction, rows: QuerySet[Any]
     ) -> HttpResponse | None:
-        """Ask with the number of jobs; then do it at once, or in the background if they are many."""
+        """Ask with the number of jobs; then perform it at once, or by a job if there are many."""
         upper_id = _upper_id(request)
-        ids = matching.targets(rows, act, upper_id)
-        form = self.asked(request, act)
-        # Always asked: nobody has seen all these rows.
+        ids = matching.targets(rows, action, upper_id)
+        form = self.asked(request, action)
+        # Always asked: the operator has not seen all of these rows.
         if UPPER not in request.POST or (form is not None and not form.is_valid()):
-            return self._confirm_matching(request, act, form, rows, upper_id)
+            return self._confirm_matching(request, action, form, rows, upper_id)
         given = {} if form is None else form.cleaned_data
-        new = self._new_bulk(request, act, upper_id, given)
-        # Before the rows are looked for: the act may have got to some of them by now.
+        new = self._new_bulk(request, action, upper_id, given)
+        # Before the rows are read: the first answer may have changed some of them by now.
         if (earlier := matching.of_nonce(new.nonce)) is not None:
             return self._show_earlier(request, earlier)
         found = list(ids[: BATCH + 1])
         if len(found) <= BATCH:
             if found:
-                self.do_and_tell(request, act, found, form)
+                self.perform_and_report(request, action, found, form)
             else:
                 messages.warning(request, _("Nothing was done: no job like that is left."))
             return None
         new = replace(new, matched=matching.counted(ids))
 
         def begin() -> tuple[int, bool]:
-            matching.require_repeatable(new, act, rows, self.admin_site)
+            matching.require_repeatable(new, action, rows, self.admin_site)
             return start(new, request.user.pk)
 
         begun = attempt(request, begin)
@@ -122,50 +123,50 @@ class JobActs(Acts):
         return redirect(request.get_full_path())
 
     def _show_earlier(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
-        """Lead a question that is answered again, by a second click say, to what it has begun."""
+        """Lead a second answer to the bulk act that the first one began."""
         messages.info(request, _ASKED_ALREADY)
         return self._show_bulk(request, bulk_id)
 
     def _confirm_matching(
         self,
         request: HttpRequest,
-        act: JobAct,
+        action: JobAction,
         form: Form | None,
         rows: QuerySet[Any],
         upper_id: int,
     ) -> HttpResponse:
-        ids = matching.targets(rows, act, upper_id)
+        ids = matching.targets(rows, action, upper_id)
         number = matching.count(ids)
-        hidden = [("action", act.name), ("select_across", "1"), (UPPER, upper_id)]
+        hidden = [("action", action.name), ("select_across", "1"), (UPPER, upper_id)]
         hidden += self.tokens(request)
-        hidden += [("_selected_action", "0")]  # or Django takes it for no selection
+        hidden += [("_selected_action", "0")]  # without one Django sees no selection
         first = list(ids[:SHOWN_ON_CONFIRMATION])
         shown = self.get_queryset(request).filter(pk__in=first).order_by("pk")
         return self.confirm(
             request,
-            act,
+            action,
             form,
-            rows=shown.defer(*act.heavy),
+            rows=shown.defer(*action.heavy),
             count=min(number, matching.MOST_COUNTED),
             hidden=hidden,
             matching=True,
             beyond=number > matching.MOST_COUNTED,
             background=number > BATCH,
             batch=BATCH,
-            states=[state.label for state in act.states],
+            states=[state.label for state in action.states],
         )
 
     def _new_bulk(
         self,
         request: HttpRequest,
-        act: JobAct,
+        action: JobAction,
         upper_id: int,
         given: dict[str, Any],
     ) -> store.NewBulkAct:
         time_zone, language = matching.zone_and_language()
         return store.NewBulkAct(
-            nonce=_nonce(request, act, given),
-            act=act.name,
+            nonce=_nonce(request, action, given),
+            act=action.name,
             priority=given.get("priority"),
             listing=self.opts.label_lower,
             filters=matching.filters_of(request),
@@ -180,16 +181,16 @@ class JobActs(Acts):
 
 
 def start(new: store.NewBulkAct, user_id: Any) -> tuple[int, bool]:
-    """Write a bulk act down and enqueue the job that does it, in one transaction.
+    """Insert a bulk act and enqueue the job that performs it, in one transaction.
 
-    Returns its id and True; or False and the id of the one that there is of its nonce.
+    Returns its id and True; or the id of an earlier one of the same nonce, and False.
     """
-    # Not at the top: its task is bound to an alias of TASKS, which a project that only looks
-    # need not have.
-    from relay_queue.admin.acts.destination import destination
+    # Not at the top: the task is bound to an alias of TASKS, and a project whose console only
+    # reads need not have one.
+    from relay_queue.admin.actions.destination import destination
 
     destination()
-    from relay_queue.admin.acts.bulk import run_bulk_act
+    from relay_queue.admin.actions.bulk import run_bulk_act
 
     with store.transaction() as tx:
         bulk_id = store.start_bulk(tx, new)
@@ -209,18 +210,18 @@ def start(new: store.NewBulkAct, user_id: Any) -> tuple[int, bool]:
     return bulk_id, True
 
 
-def _nonce(request: HttpRequest, act: JobAct, given: dict[str, Any]) -> str:
-    """Return what tells this question, with this answer, from every other.
+def _nonce(request: HttpRequest, action: JobAction, given: dict[str, Any]) -> str:
+    """Return what identifies a question with its answer.
 
-    Nobody meets the act of somebody else by it, and an answer that was changed is another one.
+    Another person or another answer gets another nonce.
     """
     asked = request.POST.get(NONCE) or uuid.uuid4().hex
-    parts = (asked, request.user.pk, act.name, sorted(given.items()), request.get_full_path())
+    parts = (asked, request.user.pk, action.name, sorted(given.items()), request.get_full_path())
     return hashlib.sha256(repr(parts).encode(errors="replace")).hexdigest()[:32]
 
 
 def _upper_id(request: HttpRequest) -> int:
-    """Return the newest id that was there when the question was asked."""
+    """Return the newest id of the moment of the question."""
     newest = matching.newest_id()
     asked = as_id(request.POST.get(UPPER, ""))
     return newest if asked is None else min(asked, newest)

@@ -1,4 +1,4 @@
-"""The acts: what the console does with the table of operations, and what it says of each row."""
+"""The actions: the operations of an operator as the console offers them, and what it says of each row."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Key = int | str
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an act did: per row what changed, and per row that it passed over, why."""
+    """What an action did: by key what changed, and by key why a row was skipped."""
 
     changed: dict[Any, str] = field(default_factory=dict)
     skipped: dict[Any, str] = field(default_factory=dict)
 
 
-class ActVerb(Protocol):
-    """Does an act on some rows, in one transaction, with what the operator has filled in."""
+class ActionVerb(Protocol):
+    """Performs an action on some rows, in one transaction, with what the operator has filled in."""
 
     def __call__(self, tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-        """Do it; a row that has moved on is passed over and named."""
+        """Perform it; a row that has changed its state meanwhile is skipped and named."""
 
 
 class PriorityForm(forms.Form):
@@ -51,19 +51,19 @@ class PriorityForm(forms.Form):
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Action:
     """One thing that an operator may do to rows of one table.
 
-    ``effect`` is what the confirmation says; ``confirm`` asks for one, ``dangerous`` paints it red.
-    ``why_not`` returns why a row, as it was read, cannot take the act; empty if it can.
-    ``heavy`` are fields that a row's name needs not and that may be large.
+    ``effect`` is the text of the confirmation; ``confirm`` asks for one, ``dangerous`` paints it red.
+    ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
+    ``heavy`` are fields that may be large and that the name of a row does not need.
     """
 
     name: str
     label: Any
     permission: str
     effect: Any
-    verb: ActVerb
+    verb: ActionVerb
     why_not: Callable[[Any], Any]
     confirm: bool = False
     dangerous: bool = False
@@ -78,27 +78,27 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class JobAct(Act):
-    """An act on jobs, which only jobs in some ``states`` can take."""
+class JobAction(Action):
+    """An action on jobs, which only jobs in some ``states`` can take."""
 
     states: frozenset[State] = frozenset()
     heavy: tuple[str, ...] = ("payload", "result")
 
 
-def _job_act(operation: JobOperation, button: Button) -> JobAct:
-    """Return the act of a button: the operation, or the part of it that is for the button's states."""
+def _job_action(operation: JobOperation, button: Button) -> JobAction:
+    """Return the action of a button: the operation, narrowed to the states of the button if it has any."""
     states = button.states or operation.states
     options = {} if button.states is None else {"states": states}
 
-    def do(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-        return _told(operation.verb(tx, keys, **options, **given), operation.to, given)
+    def perform(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
+        return _done(operation.verb(tx, keys, **options, **given), operation.to, given)
 
-    return JobAct(
+    return JobAction(
         button.name,
         button.label,
         button.permission,
         operation.effect,
-        do,
+        perform,
         partial(_why_job_cannot, states),
         confirm=operation.dangerous,
         dangerous=operation.dangerous,
@@ -108,8 +108,8 @@ def _job_act(operation: JobOperation, button: Button) -> JobAct:
     )
 
 
-def _told(changed: store.Changed, to_state: State | None, given: dict[str, Any]) -> Done:
-    """Say of each job what changed, or in which state it was found."""
+def _done(changed: store.Changed, to_state: State | None, given: dict[str, Any]) -> Done:
+    """Return for each job what changed, or the state in which it was found."""
     if to_state is None:
         went = dict.fromkeys(changed.job_ids, ", ".join(f"{k} to {v}" for k, v in given.items()))
     else:
@@ -130,18 +130,18 @@ def _why_job_cannot(states: frozenset[State], job: Job) -> Any:
     return format_lazy(_("Only for jobs that are {states}."), states=names)
 
 
-JOB_ACTS: Final[tuple[JobAct, ...]] = tuple(
-    _job_act(operation, button)
+JOB_ACTIONS: Final[tuple[JobAction, ...]] = tuple(
+    _job_action(operation, button)
     for operation in operations.JOB_OPERATIONS
     for button in operation.buttons
 )
-"""The acts on jobs, the harmless ones first."""
+"""The actions on jobs, the harmless ones first."""
 
 
-def _queue_act(operation: QueueOperation, button: Button) -> Act:
+def _queue_action(operation: QueueOperation, button: Button) -> Action:
     change = "claims to paused" if operation.pauses else "claims to open"
 
-    def do(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
+    def perform(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
         changed = [name for name in keys if operation.verb(tx, name)]
         passed = [name for name in keys if name not in changed]
         why = str(operation.already)
@@ -150,25 +150,27 @@ def _queue_act(operation: QueueOperation, button: Button) -> Act:
     def why_not(queue: Queue) -> Any:
         return operation.already if bool(queue.paused_at) is operation.pauses else ""
 
-    return Act(button.name, button.label, button.permission, operation.effect, do, why_not)
+    return Action(button.name, button.label, button.permission, operation.effect, perform, why_not)
 
 
-QUEUE_ACTS: Final[tuple[Act, ...]] = tuple(
-    _queue_act(operation, button)
+QUEUE_ACTIONS: Final[tuple[Action, ...]] = tuple(
+    _queue_action(operation, button)
     for operation in operations.QUEUE_OPERATIONS
     for button in operation.buttons
 )
-"""The acts on queues."""
+"""The actions on queues."""
 
 
-def _worker_act(operation: WorkerOperation, button: Button) -> Act:
+def _worker_action(operation: WorkerOperation, button: Button) -> Action:
     order = operation.order
 
-    def do(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-        told = store.order_workers(tx, keys, order)
-        passed = [key for key in keys if key not in set(told)]
+    def perform(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
+        obeying = store.order_workers(tx, keys, order)
+        passed = [key for key in keys if key not in set(obeying)]
         why = str(_("It has ended, or was told to stop, already."))
-        return Done(dict.fromkeys(told, f"order to {order or 'none'}"), dict.fromkeys(passed, why))
+        return Done(
+            dict.fromkeys(obeying, f"order to {order or 'none'}"), dict.fromkeys(passed, why)
+        )
 
     def why_not(worker: Worker) -> Any:
         if worker.stopped_at is not None:
@@ -177,26 +179,26 @@ def _worker_act(operation: WorkerOperation, button: Button) -> Act:
             return operations.STOP.already
         return operation.already if worker.ordered == (order or "") else ""
 
-    return Act(
+    return Action(
         button.name,
         button.label,
         button.permission,
         operation.effect,
-        do,
+        perform,
         why_not,
         confirm=operation.dangerous,
         dangerous=operation.dangerous,
     )
 
 
-WORKER_ACTS: Final[tuple[Act, ...]] = tuple(
-    _worker_act(operation, button)
+WORKER_ACTIONS: Final[tuple[Action, ...]] = tuple(
+    _worker_action(operation, button)
     for operation in operations.WORKER_OPERATIONS
     for button in operation.buttons
 )
-"""The acts on workers."""
+"""The actions on workers."""
 
 
-def job_act(name: str) -> JobAct | None:
-    """Return the act on jobs that has this name."""
-    return next((act for act in JOB_ACTS if act.name == name), None)
+def job_action(name: str) -> JobAction | None:
+    """Return the action on jobs of this name; None if there is none."""
+    return next((action for action in JOB_ACTIONS if action.name == name), None)

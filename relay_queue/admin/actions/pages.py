@@ -1,4 +1,4 @@
-"""Buttons and actions: how the acts come onto the list and the page of a row."""
+"""Buttons and actions: how actions get onto the list and onto the page of a row."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from relay_queue.admin import sight
-from relay_queue.admin.acts.catalogue import Act, Done
-from relay_queue.admin.acts.doing import BATCH, attempt, do, tell
+from relay_queue.admin.actions.catalogue import Action, Done
+from relay_queue.admin.actions.perform import attempt, perform, report_result
+from relay_queue.store.operate import BATCH
 from relay_queue.validation import is_storable
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ SHOWN_ON_CONFIRMATION = 10
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """An act on the page of one row. ``why_not`` is empty if it can be done now."""
+    """An action on the page of one row. ``why_not`` is empty if the row can take it now."""
 
     name: str
     label: Any
@@ -44,30 +45,30 @@ class Button:
     why_not: Any
 
 
-class Acts(Base):
-    """Adds ``acts`` on rows of ``acts_model`` to a page that otherwise only reads.
+class Actions(Base):
+    """Adds ``row_actions`` on rows of ``actions_model`` to a page that otherwise only reads.
 
-    Nothing is changed but by POST, with the CSRF token and with the permission of the act.
+    Only a POST with the CSRF token, and with the permission of the action, changes anything.
     """
 
-    acts: ClassVar[tuple[Act, ...]] = ()
-    acts_model: ClassVar[type[Model]]
+    row_actions: ClassVar[tuple[Action, ...]] = ()
+    actions_model: ClassVar[type[Model]]
     change_form_template = "admin/relay_queue/acts/change_form.html"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Offer each act in the list, to those who have its permission."""
+        """Offer each action in the list, to those who have its permission."""
         super().__init_subclass__(**options)
-        if "acts" in vars(cls):
-            cls.actions = [_on_selection(act) for act in cls.acts]
-            for act in cls.acts:
+        if "row_actions" in vars(cls):
+            cls.actions = [_on_selection(action) for action in cls.row_actions]
+            for action in cls.row_actions:
                 # Where Django's admin looks for the permission of an action.
-                setattr(cls, f"has_{act.permission}_permission", _has_permission(act))
+                setattr(cls, f"has_{action.permission}_permission", _has_permission(action))
 
     def get_urls(self) -> list[URLPattern]:
         """Add the address that the buttons post to."""
-        view = self.admin_site.admin_view(self.act_view)
+        view = self.admin_site.admin_view(self.action_view)
         name = f"{self.opts.app_label}_{self.opts.model_name}_act"
-        # Before Django's own, whose last one takes everything.
+        # Before Django's own addresses, whose last one matches everything.
         return [path("<path:object_id>/act/<slug:name>/", view, name=name), *super().get_urls()]
 
     def render_change_form(
@@ -75,38 +76,44 @@ class Acts(Base):
     ) -> HttpResponse:
         """Give the page of a row its buttons."""
         row = options.get("obj")
-        buttons = [] if row is None else self.act_buttons(request, row)
+        buttons = [] if row is None else self.action_buttons(request, row)
         context["relay_acts"] = buttons
         context["relay_acts_refuse"] = any(button.why_not for button in buttons)
         return super().render_change_form(request, context, *args, **options)
 
-    def act_buttons(self, request: HttpRequest, row: Any) -> list[Button]:
-        """Return the acts that this person may do, with why one cannot be done to this row now."""
+    def action_buttons(self, request: HttpRequest, row: Any) -> list[Button]:
+        """Return the actions that this person may perform, with why this row cannot take one now."""
         return [
-            Button(act.name, act.label, self.act_url(row, act), act.dangerous, act.why_not(row))
-            for act in self.acts
-            if self.may_act(request, act)
+            Button(
+                action.name,
+                action.label,
+                self.action_url(row, action),
+                action.dangerous,
+                action.why_not(row),
+            )
+            for action in self.row_actions
+            if self.may_perform(request, action)
         ]
 
-    def may_act(self, request: HttpRequest, act: Act) -> bool:
-        """Say whether this person may do an act.
+    def may_perform(self, request: HttpRequest, action: Action) -> bool:
+        """Say whether this person may perform an action.
 
-        Asked by ``has_<permission>_permission``, which a project may override as Django's own.
+        Decided by ``has_<permission>_permission``, which a project may override as Django's own.
         """
-        return bool(getattr(self, f"has_{act.permission}_permission")(request))
+        return bool(getattr(self, f"has_{action.permission}_permission")(request))
 
-    def act_url(self, row: Model, act: Act) -> str:
-        """Return where the button of an act posts to."""
-        return self._reverse("act", quote(row.pk), act.name)
+    def action_url(self, row: Model, action: Action) -> str:
+        """Return the address to which the button of an action posts."""
+        return self._reverse("act", quote(row.pk), action.name)
 
-    def act_view(self, request: HttpRequest, object_id: str, name: str) -> HttpResponse:
-        """Do one act to one row, after a confirmation if it wants one."""
-        act = next((act for act in self.acts if act.name == name), None)
-        if act is None:
+    def action_view(self, request: HttpRequest, object_id: str, name: str) -> HttpResponse:
+        """Perform one action on one row, after a confirmation if the action asks for one."""
+        action = next((action for action in self.row_actions if action.name == name), None)
+        if action is None:
             raise Http404
         if request.method != "POST":
             return pressed_nothing(request, self._reverse("change", quote(unquote(object_id))))
-        if not self.may_act(request, act):
+        if not self.may_perform(request, action):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, row):
@@ -116,19 +123,19 @@ class Acts(Base):
             one = capfirst(str(self.opts.verbose_name))
             messages.warning(request, text % {"one": one, "key": unquote(object_id)})
             return redirect(self._reverse("changelist"))
-        form = self.asked(request, act)
-        if not self.confirmed(request, act, form):
+        form = self.asked(request, action)
+        if not self.confirmed(request, action, form):
             back = self._reverse("change", quote(row.pk))
-            return self.confirm(request, act, form, rows=[row], count=1, back=back)
-        self.do_and_tell(request, act, [row.pk], form)
-        if act.deletes and self.get_object(request, unquote(object_id)) is None:
+            return self.confirm(request, action, form, rows=[row], count=1, back=back)
+        self.perform_and_report(request, action, [row.pk], form)
+        if action.deletes and self.get_object(request, unquote(object_id)) is None:
             return redirect(self._reverse("changelist"))
         return redirect(self._reverse("change", quote(row.pk)))
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **options: Any
     ) -> HttpResponse | None:
-        """Refuse keys that no row can have; Django would fail at them."""
+        """Refuse keys that no row can have, at which Django would fail."""
         try:
             for key in request.POST.getlist(ACTION_CHECKBOX_NAME):
                 self.opts.pk.clean(key, None)
@@ -138,50 +145,50 @@ class Acts(Base):
             raise BadRequest(error) from error
         return super().response_action(request, queryset, *args, **options)
 
-    def act_on_selection(
-        self, request: HttpRequest, act: Act, listed: QuerySet[Any]
+    def perform_on_selection(
+        self, request: HttpRequest, action: Action, listed: QuerySet[Any]
     ) -> HttpResponse | None:
-        """Do an act to the rows that were ticked, after a confirmation if it wants one.
+        """Perform an action on the rows that were ticked, after a confirmation if it asks for one.
 
-        Not to what the list holds of them: one that has left the list meanwhile is to be named.
+        The keys are not filtered by the list: a row that has left it meanwhile is to be named.
         """
         convert = self.opts.pk.to_python
         keys = [convert(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)][:BATCH]
         if request.POST.get("select_across") == "1":
             keys = list(listed.order_by("pk").values_list("pk", flat=True)[:BATCH])
-        form = self.asked(request, act)
-        if self.confirmed(request, act, form):
-            self.do_and_tell(request, act, keys, form)
+        form = self.asked(request, action)
+        if self.confirmed(request, action, form):
+            self.perform_and_report(request, action, keys, form)
             return None
         rows = self.get_queryset(request).filter(pk__in=keys).order_by("pk")
         hidden = [
-            ("action", act.name),
+            ("action", action.name),
             *self.tokens(request),
             *((ACTION_CHECKBOX_NAME, key) for key in keys),
         ]
-        shown = rows.defer(*act.heavy)[:SHOWN_ON_CONFIRMATION]
-        return self.confirm(request, act, form, rows=shown, count=len(keys), hidden=hidden)
+        shown = rows.defer(*action.heavy)[:SHOWN_ON_CONFIRMATION]
+        return self.confirm(request, action, form, rows=shown, count=len(keys), hidden=hidden)
 
     def tokens(self, request: HttpRequest) -> Sequence[tuple[str, Any]]:
-        """Return what a question is to send along, so that its answer counts once."""
+        """Return hidden fields of a question by which a second answer is recognised."""
         return ()
 
-    def asked(self, request: HttpRequest, act: Act) -> Form | None:
-        """Return the form of an act, filled in if that was sent."""
-        if act.form is None:
+    def asked(self, request: HttpRequest, action: Action) -> Form | None:
+        """Return the form of an action, filled in if it was sent."""
+        if action.form is None:
             return None
-        return act.form(request.POST) if CONFIRMED in request.POST else act.form()
+        return action.form(request.POST) if CONFIRMED in request.POST else action.form()
 
-    def confirmed(self, request: HttpRequest, act: Act, form: Form | None) -> bool:
-        """Say whether nothing more is to be asked."""
+    def confirmed(self, request: HttpRequest, action: Action, form: Form | None) -> bool:
+        """Say whether the action can be performed without another question."""
         if form is not None:
             return form.is_valid()
-        return not act.confirm or CONFIRMED in request.POST
+        return not action.confirm or CONFIRMED in request.POST
 
     def confirm(
         self,
         request: HttpRequest,
-        act: Act,
+        action: Action,
         form: Form | None,
         *,
         rows: Iterable[Model],
@@ -191,13 +198,13 @@ class Acts(Base):
         beyond: bool = False,
         **more: Any,
     ) -> HttpResponse:
-        """Ask whether to do it. Nothing has been changed."""
+        """Ask whether to perform the action. Nothing has been changed."""
         shown = list(rows)
         context = {
             **self.admin_site.each_context(request),
-            "title": f"{act.label}: {self._counted(count, beyond)}",
+            "title": f"{action.label}: {self._counted(count, beyond)}",
             "opts": self.opts,
-            "act": act,
+            "act": action,
             "form": form,
             "rows": shown,
             "count": count,
@@ -210,26 +217,26 @@ class Acts(Base):
         }
         return TemplateResponse(request, "admin/relay_queue/acts/confirm.html", context)
 
-    def do_and_tell(
-        self, request: HttpRequest, act: Act, keys: Sequence[Any], form: Form | None
+    def perform_and_report(
+        self, request: HttpRequest, action: Action, keys: Sequence[Any], form: Form | None
     ) -> None:
-        """Do it and say what became of it; rows that this person may not see are not there."""
+        """Perform the action and report the result; rows that this person may not see count as missing."""
         seen = set(self._visible(request).filter(pk__in=keys).values_list("pk", flat=True))
         given = {} if form is None else form.cleaned_data
         wanted = [key for key in keys if key in seen]
-        done = attempt(request, lambda: self.do(request, act, wanted, given))
+        done = attempt(request, lambda: self.perform(request, action, wanted, given))
         if done is not None:
-            tell(request, act, self.acts_model, keys, done)
+            report_result(request, action, self.actions_model, keys, done)
 
-    def do(
-        self, request: HttpRequest, act: Act, keys: Sequence[Any], given: dict[str, Any]
+    def perform(
+        self, request: HttpRequest, action: Action, keys: Sequence[Any], given: dict[str, Any]
     ) -> Done:
-        """Do it to rows that this person may see. Raises what the store raises."""
-        return do(act, request.user.pk, self.acts_model, keys, given)
+        """Perform the action on rows that this person may see. Raises what the store raises."""
+        return perform(action, request.user.pk, self.actions_model, keys, given)
 
     def _visible(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return what this person may see of the whole table, of which this list may be a part."""
-        page: Any = sight.page_of(self.admin_site, self.acts_model)
+        """Return the rows of the whole table that this person may see; this list may show fewer."""
+        page: Any = sight.page_of(self.admin_site, self.actions_model)
         if page is None or not page.has_view_permission(request):
             return self.get_queryset(request)
         rows: QuerySet[Any] = page.get_queryset(request)
@@ -247,27 +254,29 @@ class Acts(Base):
 
 
 def pressed_nothing(request: HttpRequest, page: str) -> HttpResponse:
-    """Lead whoever opens the address of an act, from the history say, to the page of its button."""
+    """Lead a GET for the address of an action, from the history for example, to the page of its button."""
     if request.method not in {"GET", "HEAD"}:
         return HttpResponseNotAllowed(["POST"])
     messages.info(request, _("Nothing was done: that address only takes the press of a button."))
     return redirect(page)
 
 
-def _on_selection(act: Act) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:
-    """Return the act as an action of a list."""
+def _on_selection(
+    action: Action,
+) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:
+    """Return an action as the function that Django's list calls for it."""
 
-    def action(page: Acts, request: HttpRequest, listed: QuerySet[Any]) -> HttpResponse | None:
-        return page.act_on_selection(request, act, listed)
+    def perform(page: Actions, request: HttpRequest, listed: QuerySet[Any]) -> HttpResponse | None:
+        return page.perform_on_selection(request, action, listed)
 
-    action.__name__ = act.name
-    action.short_description = act.label  # type: ignore[attr-defined]
-    action.allowed_permissions = (act.permission,)  # type: ignore[attr-defined]
-    return action
+    perform.__name__ = action.name
+    perform.short_description = action.label  # type: ignore[attr-defined]
+    perform.allowed_permissions = (action.permission,)  # type: ignore[attr-defined]
+    return perform
 
 
-def _has_permission(act: Act) -> Callable[[Any, HttpRequest], bool]:
-    def has_permission(page: Acts, request: HttpRequest) -> bool:
-        return request.user.has_perm(act.codename)
+def _has_permission(action: Action) -> Callable[[Any, HttpRequest], bool]:
+    def has_permission(page: Actions, request: HttpRequest) -> bool:
+        return request.user.has_perm(action.codename)
 
     return has_permission

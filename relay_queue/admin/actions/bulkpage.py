@@ -1,4 +1,4 @@
-"""The pages of bulk acts: which there were, and how far one has got."""
+"""The pages of bulk acts: the list of all, and the progress of one."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
-from relay_queue.admin import badges, cells, sight, words
-from relay_queue.admin.acts import audit
-from relay_queue.admin.acts.catalogue import Act, job_act
-from relay_queue.admin.acts.doing import attempt
-from relay_queue.admin.acts.matching import MOST_COUNTED
-from relay_queue.admin.acts.pages import pressed_nothing
+from relay_queue.admin import formatting, sight
+from relay_queue.admin.actions import audit
+from relay_queue.admin.actions.catalogue import Action, job_action
+from relay_queue.admin.actions.matching import MOST_COUNTED
+from relay_queue.admin.actions.pages import pressed_nothing
+from relay_queue.admin.actions.perform import attempt
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.lists import searching
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import BulkAct, Job
+from relay_queue.quantities import number
 from relay_queue.states import TERMINAL, State
 
 
 @admin.register(BulkAct)
 class BulkActAdmin(ReadingAdmin):
-    """Bulk acts, the newest first. Whoever has asked for one may always look at that one."""
+    """Bulk acts, the newest first. An operator may always look at their own."""
 
     list_display = (
         "called",
@@ -51,64 +52,69 @@ class BulkActAdmin(ReadingAdmin):
     ordering = ("-id",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Leave those who see only some jobs their own: the others tell of jobs that they do not see."""
+        """Return all bulk acts, or their own to those who see only some jobs.
+
+        Other bulk acts would tell them of jobs that they may not see.
+        """
         found: QuerySet[Any] = super().get_queryset(request)
         if sight.limits_jobs(request, self.admin_site):
             found = found.filter(site=self.admin_site.name, user_id=str(request.user.pk))
         may_see = Value(sight.may_view_payload(request, self.admin_site))
-        # For the columns, which are not told who looks.
-        told: QuerySet[Any] = found.annotate(sees_payload=may_see)
-        return told
+        # For the columns, which do not know the request.
+        annotated: QuerySet[Any] = found.annotate(sees_payload=may_see)
+        return annotated
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Those with the permission see all, and everybody sees their own."""
+        """Allow all to those with the permission, and to everybody their own."""
         own = obj is not None and obj.user_id == str(request.user.pk)
         return own or super().has_view_permission(request, obj)
 
     @admin.display(description=gettext_lazy("act"))
     def called(self, bulk: BulkAct) -> str:
-        """Show the act by its label, which leads to its page."""
+        """Show the label of the action, as a link to the page of the bulk act."""
         return _label(bulk)
 
     @admin.display(description=gettext_lazy("state"))
     def standing(self, bulk: BulkAct) -> SafeString:
-        """Show how it stands, and why it was stopped."""
+        """Show whether it waits, works or has ended, and why it was stopped."""
         return _badge(bulk)
 
     @admin.display(description=gettext_lazy("filter"))
     def asked_for(self, bulk: BulkAct) -> str:
-        """Show which jobs were meant."""
+        """Show the filter by which the jobs were chosen."""
         return filter_text(bulk)
 
     @admin.display(description=gettext_lazy("found"))
     def found(self, bulk: BulkAct) -> SafeString:
-        """Show how many there were at the start."""
+        """Show how many jobs matched at the start; more than 100,000 are not counted."""
         if bulk.matched is None:
-            return cells.labelled(gettext_lazy("found"), f"> {words.number(MOST_COUNTED)}")
-        return cells.count(gettext_lazy("found"), bulk.matched)
+            return formatting.labelled(gettext_lazy("found"), f"> {number(MOST_COUNTED)}")
+        return formatting.count(gettext_lazy("found"), bulk.matched)
 
     @admin.display(description=gettext_lazy("changed"))
     def was_changed(self, bulk: BulkAct) -> SafeString:
-        """Show how many were changed."""
-        return cells.count(gettext_lazy("changed"), bulk.changed)
+        """Show how many jobs the action has changed so far."""
+        return formatting.count(gettext_lazy("changed"), bulk.changed)
 
     @admin.display(description=gettext_lazy("had moved on"))
     def had_moved_on(self, bulk: BulkAct) -> SafeString:
-        """Show how many were left alone."""
-        return cells.count(gettext_lazy("had moved on"), bulk.skipped)
+        """Show how many jobs had another state by the time of their batch."""
+        return formatting.count(gettext_lazy("had moved on"), bulk.skipped)
 
     @admin.display(description=gettext_lazy("asked"))
-    def asked(self, bulk: BulkAct) -> SafeString:
-        """Show when it was asked for."""
-        return cells.labelled(gettext_lazy("asked"), cells.ago(bulk.created_at, cells.now()))
+    def asked(self, bulk: Any) -> SafeString:
+        """Show how long ago the operator asked for it."""
+        return formatting.labelled(gettext_lazy("asked"), formatting.ago(bulk.created_at, bulk.now))
 
     @admin.display(description=gettext_lazy("ended"))
-    def ended(self, bulk: BulkAct) -> SafeString:
-        """Show when it ended."""
-        return cells.labelled(gettext_lazy("ended"), cells.ago(bulk.finished_at, cells.now()))
+    def ended(self, bulk: Any) -> SafeString:
+        """Show how long ago it ended; a dash while it goes on."""
+        return formatting.labelled(
+            gettext_lazy("ended"), formatting.ago(bulk.finished_at, bulk.now)
+        )
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the progress, which the page fetches again and again, and the end."""
+        """Add the address of the progress, which the page fetches repeatedly, and that of the end."""
         view = self.admin_site.admin_view
         return [
             path("<int:bulk_id>/progress/", view(self.progress_view), name=self._name("progress")),
@@ -123,20 +129,20 @@ class BulkActAdmin(ReadingAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show how far a bulk act has got. There is nothing to change by a form."""
+        """Show the progress of a bulk act. No form changes it."""
         bulk = self._find(request, unquote(object_id))
         if request.method not in {"GET", "HEAD"}:
             return HttpResponseNotAllowed(["GET", "HEAD"])
-        act = job_act(bulk.act)
+        action = job_action(bulk.act)
         context = {
             **self.admin_site.each_context(request),
             **self._progress(request, bulk),
             "title": _label(bulk),
-            "effect": "" if act is None else act.effect,
+            "effect": "" if action is None else action.effect,
             "opts": self.opts,
             "media": self.media,
             "may_list": self.has_view_permission(request),
-            "may_end": act is not None and self._may_end(request, act),
+            "may_end": action is not None and self._may_end(request, action),
             "list_url": self._reverse("changelist"),
             "progress_url": self._reverse("progress", bulk.pk),
             "end_url": self._reverse("end", bulk.pk),
@@ -147,18 +153,18 @@ class BulkActAdmin(ReadingAdmin):
         return TemplateResponse(request, "admin/relay_queue/acts/bulk.html", context)
 
     def progress_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
-        """Return the numbers alone."""
+        """Return the part of the page that changes: headline, bar and numbers."""
         bulk = self._find(request, bulk_id)
         context = self._progress(request, bulk)
         return TemplateResponse(request, "admin/relay_queue/acts/progress.html", context)
 
     def end_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
-        """End a bulk act after the batch that is being done."""
+        """End a bulk act after the batch that is under way."""
         bulk = self._find(request, bulk_id)
         if request.method != "POST":
             return pressed_nothing(request, self._reverse("change", bulk.pk))
-        act = job_act(bulk.act)
-        if act is None or not self._may_end(request, act):
+        action = job_action(bulk.act)
+        if action is None or not self._may_end(request, action):
             raise PermissionDenied
         ended = attempt(request, lambda: _end(bulk, request.user.pk))
         if ended:
@@ -167,11 +173,11 @@ class BulkActAdmin(ReadingAdmin):
             messages.warning(request, _("It was over already."))
         return redirect(self._reverse("change", bulk.pk))
 
-    def _may_end(self, request: HttpRequest, act: Act) -> bool:
-        """Ask the page of jobs at this site, as for the act itself."""
+    def _may_end(self, request: HttpRequest, action: Action) -> bool:
+        """Ask the page of jobs at this site, as for the action itself."""
         page = sight.page_of(self.admin_site, Job)
-        ask = getattr(page, "may_act", None)
-        return bool(request.user.has_perm(act.codename) if ask is None else ask(request, act))
+        ask = getattr(page, "may_perform", None)
+        return bool(request.user.has_perm(action.codename) if ask is None else ask(request, action))
 
     def _find(self, request: HttpRequest, bulk_id: Any) -> BulkAct:
         bulk = self.get_object(request, str(bulk_id))
@@ -182,7 +188,7 @@ class BulkActAdmin(ReadingAdmin):
         return bulk  # type: ignore[no-any-return]
 
     def _filter_url(self, bulk: BulkAct) -> str:
-        """Return the list that the act is about, which other releases may have called otherwise."""
+        """Return the address of the filtered list; empty if this release has no such list."""
         name = bulk.listing.replace(".", "_")
         if _is_secret(bulk):
             return ""
@@ -220,9 +226,9 @@ class BulkActAdmin(ReadingAdmin):
 
 
 def filter_text(bulk: Any) -> str:
-    """Say in words which jobs a bulk act is for: its filters, as the address of the list has them.
+    """Return the filters of a bulk act in words, as the address of the list has them.
 
-    What was searched for in keys and errors is left out for those who may not view such texts.
+    A search in keys and errors is hidden from those who may not view such texts.
     """
     pairs = parse_qsl(bulk.filters)
     if _is_secret(bulk):
@@ -238,22 +244,22 @@ def _is_secret(bulk: Any) -> bool:
 
 
 def _label(bulk: BulkAct) -> str:
-    act = job_act(bulk.act)
-    return bulk.act if act is None else str(act.label)
+    action = job_action(bulk.act)
+    return bulk.act if action is None else str(action.label)
 
 
 def _badge(bulk: BulkAct) -> SafeString:
     if bulk.cancelled_at is not None:
-        return badges.badge(State.CANCELLED, _("Ended by hand"), badges.SLASHED)
+        return formatting.badge(State.CANCELLED, _("Ended by hand"), formatting.SLASHED)
     if bulk.stop_reason:
-        why = cells.error(bulk.stop_reason)
-        stopped = badges.badge(State.DEAD, _("Stopped"), badges.CROSS)
+        why = formatting.error(bulk.stop_reason)
+        stopped = formatting.badge(State.DEAD, _("Stopped"), formatting.CROSS)
         return format_html("{}<br>{}", stopped, why)
     if bulk.finished_at is not None:
-        return badges.badge(State.SUCCEEDED, _("Done"), badges.CHECK)
+        return formatting.badge(State.SUCCEEDED, _("Done"), formatting.CHECK)
     if bulk.position:
-        return badges.badge(State.RUNNING, _("At work"), badges.PLAY)
-    return badges.badge(State.READY, _("Waits"), badges.LINES)
+        return formatting.badge(State.RUNNING, _("At work"), formatting.PLAY)
+    return formatting.badge(State.READY, _("Waits"), formatting.LINES)
 
 
 def _end(bulk: BulkAct, user_id: Any) -> bool:
@@ -266,7 +272,7 @@ def _end(bulk: BulkAct, user_id: Any) -> bool:
 
 
 def _headline(bulk: BulkAct, may_see_payload: bool) -> str:
-    """Say how it stands; if nothing moves, why."""
+    """Return one sentence on the state of a bulk act, and why it does not go on if it does not."""
     if bulk.cancelled_at is not None:
         return _("Ended by hand. What was done stays done.")
     if bulk.stop_reason:

@@ -1,4 +1,4 @@
-"""Where bulk acts are enqueued: an alias of ``TASKS`` that Relay backs, and a queue of it."""
+"""Where the jobs of bulk acts are enqueued: an alias of ``TASKS`` of Relay, and a queue of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relay_queue.exceptions import ConfigurationError
 
 
 def destination() -> tuple[str, str]:
-    """Return the alias and the queue. Raises `ConfigurationError` if there is none."""
+    """Return the alias and the queue. Raises `ConfigurationError` if no alias or queue serves."""
     alias = conf.get().acts_backend or _first_alias()
     if alias not in settings.TASKS or not isinstance(task_backends[alias], RelayBackend):
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """The audit: an entry in the admin's own log for everything that an operator did.
 
-The log lives beside the users, which may be another database than the queue's. In one database the
-entry commits with the act; else it is written right after the commit.
+The log is in the database of the users, which may be another one than the queue's. In one database
+the entry commits with the action; in two, the entry is written right after the commit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def record(
     user_id: Any,
     model: type[Model],
     rows: Sequence[tuple[Any, str, str]],
-    act: str,
+    action: str,
     details: dict[str, Any] | None = None,
     *,
     deletes: bool = False,
 ) -> None:
-    """Write one entry for each row: its key, what it is called, and what changed.
+    """Write one entry for each row: its key, its name, and what changed.
 
-    Call it in the transaction of the act. ``details`` are kept for programs to read.
+    Call it in the transaction of the action. ``details`` are kept for programs to read.
     """
     if not rows:
         return
@@ -41,7 +41,7 @@ def record(
             object_id=str(key),
             object_repr=called[:200],
             action_flag=DELETION if deletes else CHANGE,
-            change_message=_message(act, change, (name, called) if deletes else None, details),
+            change_message=_message(action, change, (name, called) if deletes else None, details),
         )
         for key, called, change in rows
     ]
@@ -50,8 +50,8 @@ def record(
     if router.db_for_write(LogEntry) == queue_database:
         write()
     else:
-        # Not before: an entry must not stand for what was rolled back. And not inside: whoever
-        # holds one database's writer must not wait for another's.
+        # Not before the commit: a rolled back action must leave no entry. Not inside of it either:
+        # a transaction that holds the writer of one database must not wait for another's.
         transaction.on_commit(write, using=queue_database, robust=True)
 
 
@@ -63,12 +63,12 @@ def _write(model: type[Model], entries: Sequence[LogEntry]) -> None:
 
 
 def _message(
-    act: str, change: str, deleted: tuple[str, str] | None, details: dict[str, Any] | None
+    action: str, change: str, deleted: tuple[str, str] | None, details: dict[str, Any] | None
 ) -> str:
-    """Return JSON that the admin's history can show, with what a program wants beside it."""
-    shown: dict[str, Any] = {"relay": {"act": act, **(details or {})}}
+    """Return JSON that the admin's history can show, with the details for programs beside it."""
+    shown: dict[str, Any] = {"relay": {"act": action, **(details or {})}}
     if deleted is None:
-        shown["changed"] = {"fields": [f"{change} ({act})"]}
+        shown["changed"] = {"fields": [f"{change} ({action})"]}
     else:
         shown["deleted"] = {"name": deleted[0], "object": deleted[1]}
     return json.dumps([shown])

@@ -1,4 +1,4 @@
-"""Doing an act: one transaction with its audit, and what the operator is told of it."""
+"""Performing an action: one transaction with its audit, and the messages to the operator."""
 
 from __future__ import annotations
 
@@ -13,41 +13,38 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from relay_queue import conf, store
-from relay_queue.admin.acts import audit
-from relay_queue.admin.acts.catalogue import Act, Done
+from relay_queue.admin.actions import audit
+from relay_queue.admin.actions.catalogue import Action, Done
 from relay_queue.exceptions import RelayError
 from relay_queue.store.dialects import dialect_for
 
 T = TypeVar("T")
 
-BATCH: Final = 1_000
-"""Rows that one transaction changes at the most."""
-
 MOST_NAMED: Final = 5
-"""Rows that messages name one by one."""
+"""Rows that are named in a message each."""
 
 
-def do(
-    act: Act, user_id: Any, model: type[Model], keys: Sequence[Any], given: dict[str, Any]
+def perform(
+    action: Action, user_id: Any, model: type[Model], keys: Sequence[Any], given: dict[str, Any]
 ) -> Done:
-    """Do an act on at most ``BATCH`` rows, and write the audit.
+    """Perform an action on at most `BATCH` rows, and write the audit.
 
     Keys that are neither changed nor skipped are not there. Raises what the store raises; nothing
     is changed then.
     """
     database = conf.get().database
     with store.transaction() as tx:
-        # Read before: the act may delete them. Without the payloads, which may be large.
-        rows = model._default_manager.using(database).defer(*act.heavy)
+        # Read first: the action may delete the rows. Without payloads, which may be large.
+        rows = model._default_manager.using(database).defer(*action.heavy)
         called = {row.pk: str(row) for row in rows.filter(pk__in=keys)}
-        done = act.verb(tx, [key for key in keys if key in called], given)
+        done = action.verb(tx, [key for key in keys if key in called], given)
         changed = [(key, called[key], change) for key, change in done.changed.items()]
-        audit.record(user_id, model, changed, act.name, given, deletes=act.deletes)
+        audit.record(user_id, model, changed, action.name, given, deletes=action.deletes)
     return done
 
 
 def attempt(request: HttpRequest, what: Callable[[], T]) -> T | None:
-    """Do something of the store; tell the operator why it could not be done, and return None."""
+    """Return what a call of the store returns; after a refusal, report it and return None."""
     try:
         return what()
     except RelayError as refusal:
@@ -59,12 +56,12 @@ def attempt(request: HttpRequest, what: Callable[[], T]) -> T | None:
     return None
 
 
-def tell(
-    request: HttpRequest, act: Act, model: type[Model], keys: Sequence[Any], done: Done
+def report_result(
+    request: HttpRequest, action: Action, model: type[Model], keys: Sequence[Any], done: Done
 ) -> None:
-    """Say what changed, what had moved on, and what is not there any more."""
+    """Report in messages which rows changed, which were skipped and why, and which are missing."""
     opts = model._meta
-    names = {"act": act.label, "one": opts.verbose_name, "many": opts.verbose_name_plural}
+    names = {"act": action.label, "one": opts.verbose_name, "many": opts.verbose_name_plural}
     if done.changed:
         n = len(done.changed)
         text = ngettext("%(act)s: done for 1 %(one)s.", "%(act)s: done for %(n)s %(many)s.", n)

@@ -1,10 +1,10 @@
-"""What a database server says of itself: for the verbs that examine and inspect."""
+"""What a database server tells of itself: its settings, its load, and the size of its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.apps import apps
@@ -12,23 +12,16 @@ from django.db import connections
 from django.db.models import AutoField
 
 from relay_queue import clock, conf
-from relay_queue.cli import durations
 from relay_queue.store.dialects import dialect_for
 
-SETTINGS: Final = {
-    "fsync": ("on", "A crash of the machine may destroy the database. Set it to on."),
-    "full_page_writes": ("on", "A crash of the machine may destroy the database. Set it to on."),
-    "synchronous_commit": ("on", "Committed jobs may be lost in a crash. Set it to on."),
-    "autovacuum": ("on", "Nobody sweeps dead rows, so claims get slower. Set it to on."),
-    "default_transaction_isolation": (
-        "read committed",
-        "An enqueue in your own transaction may pass a capacity. Set it to read committed.",
-    ),
-}
-"""What each setting should be, and what it costs if it is not."""
-
-# As durable, or more.
-ALSO_SOUND: Final = {"synchronous_commit": {"local", "remote_write", "remote_apply"}}
+SETTINGS: Final = (
+    "fsync",
+    "full_page_writes",
+    "synchronous_commit",
+    "autovacuum",
+    "default_transaction_isolation",
+)
+"""The settings that decide whether jobs are safe and claims stay fast."""
 
 READ: Final = f"""
     SELECT current_setting('server_version'), clock_timestamp(), pg_is_in_recovery(),
@@ -53,15 +46,6 @@ BEHIND: Final = """
 """
 """Read the last id that a table's sequence has given, and the highest that the table has."""
 
-SEQUENCE_BEHIND: Final = (
-    "New rows get ids that are taken, or that are lower than those before. Raise it: "
-    "manage.py sqlsequencereset relay_queue | manage.py dbshell"
-)
-
-OLD_TRANSACTION: Final = timedelta(minutes=10)
-CLOCK_SLACK_SECONDS: Final = 5.0
-FEW_CONNECTIONS_LEFT: Final = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -78,12 +62,12 @@ class Server:
     size_bytes: int
 
 
-def read() -> Server | None:
+def read_server() -> Server | None:
     """Return the server that holds the queue; None if it is a file."""
     connection = connections[conf.get().database]
     if not dialect_for(connection).has_sessions:
         return None
-    connection.ensure_connection()  # not part of what is timed
+    connection.ensure_connection()  # connecting is not part of what is timed
     with connection.cursor() as cursor:
         before = clock.now()
         cursor.execute(READ)
@@ -99,7 +83,7 @@ def read() -> Server | None:
     )
 
 
-def tables() -> dict[str, dict[str, Any]]:
+def table_sizes() -> dict[str, dict[str, Any]]:
     """Return the size of each table with its indexes, its rows, and how many of them are dead."""
     with connections[conf.get().database].cursor() as cursor:
         cursor.execute(TABLES, ["relay\\_queue\\_%"])
@@ -123,40 +107,3 @@ def sequences_behind() -> Iterator[tuple[str, int, int]]:
             given, highest = cursor.fetchone()
         if highest is not None and given < highest:
             yield table, int(given), int(highest)
-
-
-Judged = tuple[str, str, str]
-"""A name, its value, and what to do about it; empty if all is well."""
-
-
-def settings(server: Server) -> Iterator[Judged]:
-    """Judge the settings that decide whether jobs are safe and claims stay fast."""
-    for name, value in server.settings.items():
-        sound, hint = SETTINGS[name]
-        well = value == sound or value in ALSO_SOUND.get(name, ())
-        yield name, value, "" if well else hint
-
-
-def state(server: Server) -> Iterator[Judged]:
-    """Judge what changes from hour to hour."""
-    if server.standby:
-        yield "role", "standby", "It takes no writes. Point DATABASES at the primary."
-    yield _oldest(server)
-    free = server.max_connections - server.connections
-    few = free < server.max_connections * FEW_CONNECTIONS_LEFT
-    hint = "New workers and requests will be refused. Raise max_connections, or use a pooler."
-    yield "connections", f"{server.connections} of {server.max_connections}", hint if few else ""
-    ahead = server.clock_ahead_seconds
-    if abs(ahead) > CLOCK_SLACK_SECONDS:
-        word = "ahead of" if ahead > 0 else "behind"
-        text = f"{durations.show(abs(ahead))} {word} this machine"
-        yield "server clock", text, "Leases follow the server's clock; compare logs with care."
-
-
-def _oldest(server: Server) -> Judged:
-    if server.oldest_transaction_at is None:
-        return "oldest transaction", "none", ""
-    age = server.now - server.oldest_transaction_at
-    hint = "Dead rows that it might still see cannot be swept, so claims get slower. End it."
-    shown = str(durations.show(max(0.0, age.total_seconds())))
-    return "oldest transaction", shown, hint if age > OLD_TRANSACTION else ""

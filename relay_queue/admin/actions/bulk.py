@@ -1,7 +1,7 @@
 """The job that does a bulk act, batch by batch.
 
-Imported when the first bulk act is asked for, and by the worker that runs it: the alias and the
-queue of the task are read from the settings then.
+This module is imported by the first request for a bulk act, and by the worker that runs it. Only
+then are the alias and the queue of the task read from the settings.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Final
 from django.contrib.auth import get_user_model
 
 from relay_queue import conf, store
-from relay_queue.admin.acts import audit, matching
-from relay_queue.admin.acts.catalogue import JobAct, job_act
-from relay_queue.admin.acts.destination import destination
-from relay_queue.admin.acts.doing import BATCH
+from relay_queue.admin.actions import audit, matching
+from relay_queue.admin.actions.catalogue import JobAction, job_action
+from relay_queue.admin.actions.destination import destination
 from relay_queue.context import RelayContext
 from relay_queue.exceptions import Fatal, InvalidJob, QueueFull, Snooze
 from relay_queue.models import BulkAct
+from relay_queue.store.operate import BATCH
 from relay_queue.task import task
 
 TURN_SECONDS: Final = 20.0
-"""How long one attempt works before it makes room for others. Snoozing is not charged."""
+"""Seconds that one attempt works before it snoozes, to make room for other jobs. That is uncharged."""
 
 _backend, _queue = destination()
 
 
 @task(takes_context=True, backend=_backend, queue_name=_queue)
 def run_bulk_act(context: RelayContext, bulk_id: int) -> dict[str, int]:
-    """Go on with a bulk act where it has got to, and return what was done to how many."""
+    """Continue a bulk act at its position, and return how many jobs were changed and skipped."""
     turn_ends = time.monotonic() + TURN_SECONDS
     bulk = _read(bulk_id)
     if bulk.finished_at is None:
@@ -46,32 +46,32 @@ def run_bulk_act(context: RelayContext, bulk_id: int) -> dict[str, int]:
 
 
 class _Run:
-    """One attempt at a bulk act: the rows that match, read anew for each batch."""
+    """One attempt at a bulk act: the rows that match are read again for each batch."""
 
     def __init__(self, bulk: BulkAct) -> None:
-        """Raises `Stopped` if there is no such act any more."""
+        """Raise `Stopped` if this release has no such action."""
         self.bulk = bulk
-        self.act = _act(bulk)
+        self.action = _action(bulk)
 
     def next_batch(self) -> bool:
-        """Do the next batch; False if there is none, or somebody has ended the act.
+        """Perform the action on the next batch; False if none is left or an operator has ended the act.
 
-        Raises `Stopped` if it is not allowed any more.
+        Raises `Stopped` if the action is not allowed any more.
         """
         bulk = self.bulk = _read(self.bulk.pk)
         if bulk.finished_at is not None:
             return False
-        # Who wants it, and what they may, may have changed since the last batch.
-        rows = matching.rows_of(bulk, self.act)
-        ids = list(matching.targets(rows, self.act, bulk.upper_id, bulk.position)[:BATCH])
+        # The operator and their permissions may have changed since the last batch.
+        rows = matching.rows_of(bulk, self.action)
+        ids = list(matching.targets(rows, self.action, bulk.upper_id, bulk.position)[:BATCH])
         if not ids:
             _finish(bulk, "")
             return False
         given = {} if bulk.priority is None else {"priority": bulk.priority}
         with store.transaction() as tx:
-            # First, since a second run of this very job may be here as well.
+            # First: another attempt of this job may be at the same batch, and only one may take it.
             if store.take_bulk_turn(tx, bulk.pk, bulk.position, ids[-1]):
-                done = self.act.verb(tx, ids, given)
+                done = self.action.verb(tx, ids, given)
                 skipped = len(ids) - len(done.changed)
                 store.count_bulk(tx, bulk.pk, changed=len(done.changed), skipped=skipped)
         return True
@@ -84,15 +84,15 @@ def _read(bulk_id: int) -> BulkAct:
         raise Fatal(f"there is no bulk act {bulk_id}") from None
 
 
-def _act(bulk: BulkAct) -> JobAct:
-    act = job_act(bulk.act)
-    if act is None:
+def _action(bulk: BulkAct) -> JobAction:
+    action = job_action(bulk.act)
+    if action is None:
         raise matching.Stopped(f"there is no act {bulk.act!r}")
-    return act
+    return action
 
 
 def _finish(bulk: BulkAct, stop_reason: str) -> None:
-    """End the act, and write so into the log of whoever asked for it."""
+    """End the bulk act, and write that into the log of the operator who asked for it."""
     user = get_user_model()._default_manager.filter(pk=bulk.user_id).first()
     with store.transaction() as tx:
         bulk = _read(bulk.pk)

@@ -1,19 +1,38 @@
-"""Numbers, durations and times as people read them, in their language and time zone."""
+"""Numbers and durations as people read and write them, in the active language.
+
+The console and the commands show them by the same functions.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
 from typing import Final
 
-from django.utils import timezone
 from django.utils.formats import number_format
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 MINUTE: Final = 60
 HOUR: Final = 3_600
 DAY: Final = 86_400
+
+UNITS: Final = {"d": DAY, "h": HOUR, "m": MINUTE, "s": 1}
+"""Seconds in each unit of a duration that is typed."""
+
+MAX_SECONDS: Final = 100 * 365 * DAY
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``7d``, ``12h``, ``30m``, ``45s`` or ``45``.
+
+    Raises ``ValueError`` for anything else, and for more than a hundred years.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dhms]?)", text.strip().lower(), re.ASCII)
+    if not found:
+        raise ValueError(f"{text!r} is no duration. Write 7d, 12h, 30m or 45s.")
+    seconds = float(found[1]) * UNITS[found[2] or "s"]
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"{text!r} is more than a hundred years.")
+    return seconds
 
 
 def number(n: int) -> str:
@@ -36,38 +55,19 @@ def duration(seconds: float | None) -> str:
     """Return a duration in one or two units; a dash if there is none."""
     if seconds is None:
         return "–"
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds == 0:
+        return _seconds(0)
     for limit, show in _SCALES:
         if seconds < limit:
             return show(seconds)
     return _days(seconds)
 
 
-def age(seconds: float) -> str:
-    """Return how long ago something was, without digits that nobody needs."""
-    if seconds < 1:
-        return _("under 1 s ago")
-    return _("%(time)s ago") % {"time": duration(whole(seconds))}
-
-
-def whole(seconds: float) -> float:
+def whole_seconds(seconds: float) -> float:
     """Return a duration in whole seconds, of which `duration` shows no fraction."""
     return float(round(seconds))
-
-
-def moment(when: datetime, text: str = "") -> SafeString:
-    """Return a time as an element that tells machines and a hovering pointer exactly when it is.
-
-    ``text`` is shown in its place, such as the time that has passed since.
-    """
-    exact = f"{timezone.localtime(when):%Y-%m-%d %H:%M:%S %Z}"
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', when.isoformat(), exact, text or exact
-    )
-
-
-def clock_time(when: datetime) -> str:
-    """Return hours and minutes in the reader's time zone."""
-    return f"{timezone.localtime(when):%H:%M}"
 
 
 def _microseconds(seconds: float) -> str:
@@ -76,12 +76,17 @@ def _microseconds(seconds: float) -> str:
 
 def _milliseconds(seconds: float) -> str:
     digits = 1 if seconds < 0.01 else 0
-    return _("%(n)s ms") % {"n": number_format(seconds * 1_000, digits)}
+    return _("%(n)s ms") % {"n": _rounded(seconds * 1_000, digits)}
 
 
 def _seconds(seconds: float) -> str:
     digits = 1 if seconds < 9.95 and seconds != int(seconds) else 0
-    return _("%(n)s s") % {"n": number_format(seconds, digits)}
+    return _("%(n)s s") % {"n": _rounded(seconds, digits)}
+
+
+def _rounded(n: float, digits: int) -> str:
+    # Django's function would cut digits off without rounding.
+    return number_format(round(n, digits), digits)
 
 
 def _minutes(seconds: float) -> str:
@@ -92,14 +97,14 @@ def _minutes(seconds: float) -> str:
 
 
 def _hours(seconds: float) -> str:
-    n, rest = divmod(int(seconds) // MINUTE, 60)
+    n, rest = divmod(round(seconds) // MINUTE, 60)
     if not rest:
         return _("%(n)s h") % {"n": n}
     return _("%(n)s h %(rest)s min") % {"n": n, "rest": rest}
 
 
 def _days(seconds: float) -> str:
-    n, rest = divmod(int(seconds) // HOUR, 24)
+    n, rest = divmod(round(seconds) // HOUR, 24)
     if n >= 10 or not rest:
         return _("%(n)s d") % {"n": number(n)}
     return _("%(n)s d %(rest)s h") % {"n": n, "rest": rest}
@@ -110,5 +115,5 @@ _SCALES: Final = (
     (0.9995, _milliseconds),
     (59.5, _seconds),
     (HOUR - 0.5, _minutes),
-    (DAY, _hours),
+    (DAY - 0.5, _hours),
 )

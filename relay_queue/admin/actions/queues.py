@@ -1,4 +1,4 @@
-"""The acts on queues: pause, resume, and the limits."""
+"""The actions on queues: pause, resume, and the limits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from relay_queue import store
-from relay_queue.admin.acts import audit
-from relay_queue.admin.acts.catalogue import APP, QUEUE_ACTS, Act
-from relay_queue.admin.acts.doing import attempt
-from relay_queue.admin.acts.pages import Acts
-from relay_queue.admin.words import number
+from relay_queue.admin.actions import audit
+from relay_queue.admin.actions.catalogue import APP, QUEUE_ACTIONS, Action
+from relay_queue.admin.actions.pages import Actions
+from relay_queue.admin.actions.perform import attempt
 from relay_queue.models import Queue
 from relay_queue.operations import SET_LIMITS
+from relay_queue.quantities import number
 from relay_queue.store.queues import MAX_LIMIT
 
 (LIMITS,) = SET_LIMITS.buttons
@@ -31,7 +31,7 @@ LIMIT_QUEUE = f"{APP}.{LIMITS.permission}"
 
 
 class LimitsForm(forms.Form):
-    """The limits of one queue. What was shown is sent along, so that only changes are made."""
+    """The limits of one queue. The form also sends the limits that it showed, to find the changes."""
 
     capacity = forms.IntegerField(
         label=gettext_lazy("Capacity"),
@@ -51,19 +51,19 @@ class LimitsForm(forms.Form):
     )
 
     def shown(self, name: str) -> int | None:
-        """Return what the page showed of a limit; a text that it cannot have sent is no limit."""
+        """Return the limit that the page showed. A text that it cannot have sent counts as no limit."""
         try:
             return self.fields[name].to_python(self.data.get(self[name].html_initial_name))
         except forms.ValidationError:
             return None
 
     def wanted(self) -> dict[str, int | None]:
-        """Return the limits that are to be other than they were shown."""
+        """Return the limits that differ from those that the page showed."""
         values = self.cleaned_data
         return {name: values[name] for name in self.fields if values[name] != self.shown(name)}
 
     def overtaken(self, now: Mapping[str, int | None]) -> LimitsForm:
-        """Return this form as it is shown again, with the limits as somebody has set them meanwhile."""
+        """Return the form for another try, with the limits that another operator has set meanwhile."""
         data = dict(self.data.items())
         for name, value in now.items():
             data[self[name].html_initial_name] = "" if value is None else str(value)
@@ -73,11 +73,11 @@ class LimitsForm(forms.Form):
         return form
 
 
-class QueueActs(Acts):
-    """Adds the acts on queues to their list and to the page of a queue."""
+class QueueActions(Actions):
+    """Adds the actions on queues to their list and to the page of a queue."""
 
-    acts: ClassVar[tuple[Act, ...]] = QUEUE_ACTS
-    acts_model = Queue
+    row_actions: ClassVar[tuple[Action, ...]] = QUEUE_ACTIONS
+    actions_model = Queue
 
     def get_urls(self) -> list[URLPattern]:
         """Add the page of the limits."""
@@ -88,7 +88,7 @@ class QueueActs(Acts):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
-        """Lead to the limits those who may set them."""
+        """Show the link to the limits to those who may set them."""
         row = options.get("obj")
         if row is not None and self.has_limit_queue_permission(request):
             context["relay_limits_url"] = self._reverse("limits", quote(row.pk))
@@ -130,9 +130,10 @@ class QueueActs(Acts):
 
 
 def _set_limits(queue: Queue, form: LimitsForm, user_id: Any) -> dict[str, int | None]:
-    """Set the limits that are to change, unless somebody else has changed one of them meanwhile.
+    """Set the limits that differ, unless another operator has changed one of them meanwhile.
 
-    Returns those, as they are now; nothing is changed then.
+    Returns the limits that were changed meanwhile, with their present values; if there are any,
+    nothing is set.
     """
     with store.transaction() as tx:
         now, wanted = store.hold_limits(tx, queue.pk), form.wanted()

@@ -1,8 +1,10 @@
-"""A walk: rows of a table in the order of one index, from any place in it, in either direction.
+"""Long lists: rows of a table in the order of one index, from any place in it, in either direction.
 
-A page costs what its rows cost, wherever it lies. What the index cannot decide is looked up row by
-row, and no more than `SCAN` rows are looked at for a page: a rare match among millions is then found
-in several steps, each of them quick.
+A page costs what its rows cost, wherever in the list it lies. Conditions that the index cannot decide
+are checked row by row, for at most `SCAN` rows a page. A rare match among millions is then found in
+several pages, each of them quick.
+
+`list_plans` chooses the index for a request.
 """
 
 from __future__ import annotations
@@ -15,16 +17,47 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 
+from relay_queue import conf
+from relay_queue.query import reads
 from relay_queue.store.dialects import dialect_for
 
 SCAN: Final = 10_000
-"""Rows that one page looks at for its matches."""
+"""Rows that are read for the matches of one page."""
 COUNT_SCAN: Final = 5_000
-"""Rows that are looked at for a count, and the most that is counted."""
+"""Rows that are read for a count, and the largest count."""
+
+MOST_PAIRS: Final = 300
+"""Pairs of a queue and a task that are read; each costs one probe of the index."""
+
+QUEUES_AND_TASKS: Final = f"""
+    WITH RECURSIVE pair (queue, task) AS (
+        SELECT q.name, (SELECT MIN(task) FROM relay_queue_job WHERE queue = q.name)
+        FROM relay_queue_queue q
+        UNION ALL
+        SELECT pair.queue, (SELECT MIN(j.task) FROM relay_queue_job j
+                            WHERE j.queue = pair.queue AND j.task > pair.task)
+        FROM pair WHERE pair.task IS NOT NULL
+    )
+    SELECT queue, task FROM pair LIMIT {2 * MOST_PAIRS + 1}
+"""
+"""Find each queue with each of its tasks; a queue also comes once without a task.
+
+The statement skips along an index instead of reading the jobs.
+"""
+
+LOOKED_AT_FOR_NAME: Final = 100
+"""The newest jobs of a queue and a task that are checked for one that a person may see."""
+
+SEEN: Final = """
+    SELECT 1 WHERE EXISTS (SELECT 1 FROM (
+        SELECT id FROM relay_queue_job WHERE queue = %s AND task = %s
+        ORDER BY created_at DESC, id DESC LIMIT {most}) s WHERE EXISTS ({seen}))
+"""
+"""Check whether one of the newest jobs of a queue and a task may be seen."""
 
 
 class Place(NamedTuple):
-    """A place in a walk: the sort key, as the database writes it, and the id."""
+    """A place in a list: the sort key, as the database writes it, and the id."""
 
     key: Any
     id: int
@@ -45,11 +78,11 @@ class Counted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class IndexScan:
     """Which index is read, and from which end.
 
     Several branches are merged by the key. ``covers`` names the criteria that the branches decide.
-    ``gather`` sorts what the branches give, for those that no index has in the order of the key.
+    ``gather`` sorts the rows of branches that no index has in the order of the key.
     """
 
     table: str
@@ -66,7 +99,7 @@ class Walk:
         """Whether the key is a number; else it is a time."""
         return self.key in {self.id, "rank"}
 
-    def rows(
+    def statement(
         self, place: Place | None, *, forward: bool, inclusive: bool, limit: int, apart: bool
     ) -> tuple[str, list[Any]]:
         """Return the statement for the next ids and keys from a place on.
@@ -96,17 +129,21 @@ class Walk:
             parts = [f"({part}{end})" for part in parts]
         sql = " UNION ALL ".join(parts)
         if self.gather:
-            # A product of nothing: the planner would else read the whole table by id for the order.
+            # The sum with 0 hides the index from the planner, which would else read the whole table
+            # by id for the order.
             sql = f"SELECT id, k FROM ({sql}) gathered"
             return f"{sql} ORDER BY k + 0 {order} LIMIT {limit}", params
         return f"{sql}{end}", params
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads a walk; ``rest`` is the condition that its branches do not decide, if there is any."""
+class ScanReader:
+    """Reads an index scan; ``rest`` has the rows that meet what its branches do not decide.
 
-    walk: Walk
+    Without a ``rest`` the branches decide everything.
+    """
+
+    scan: IndexScan
     alias: str
     rest: QuerySet[Any] | None = None
 
@@ -119,17 +156,17 @@ class Reader:
         forward: bool = True,
         inclusive: bool = True,
     ) -> list[Place]:
-        """Return up to ``limit`` places after the first ``skip``, in the direction of the walk."""
-        scan = skip + limit if self.rest is None else SCAN
-        inner, params = self._rows(place, scan, forward=forward, inclusive=inclusive)
+        """Return up to ``limit`` places after the first ``skip``, in the direction of the scan."""
+        read = skip + limit if self.rest is None else SCAN
+        inner, params = self._rows(place, read, forward=forward, inclusive=inclusive)
         where, more = self._rest()
-        # The order of the inner rows is kept: only so can the walk stop at the last one wanted.
+        # The order of the inner rows is kept: only so can the scan stop at the last one wanted.
         sql = f"SELECT s.id, s.k FROM ({inner}) s{where} LIMIT {limit} OFFSET {skip}"
         found = [Place(key, pk) for pk, key in self._fetch(sql, [*params, *more])]
         return found if forward else found[::-1]
 
     def unseen(self, place: Place | None) -> Place | None:
-        """Return the first place that `read` did not look at, going forward, or None."""
+        """Return the first place behind the rows that `read` checks, going forward, or None."""
         if self.rest is None:
             return None
         inner, params = self._rows(place, SCAN + 1)
@@ -150,13 +187,15 @@ class Reader:
         self, place: Place | None, limit: int, *, forward: bool = True, inclusive: bool = True
     ) -> tuple[str, list[Any]]:
         apart = dialect_for(connections[self.alias]).bounds_branches
-        return self.walk.rows(place, forward=forward, inclusive=inclusive, limit=limit, apart=apart)
+        return self.scan.statement(
+            place, forward=forward, inclusive=inclusive, limit=limit, apart=apart
+        )
 
     def _rest(self, before: str = " WHERE", after: str = "") -> tuple[str, list[Any]]:
         if self.rest is None:
             return "", []
         one = self.rest.order_by().filter(pk=RawSQL("s.id", ())).values("pk")
-        # A filter that no row can match is to be a condition, too, and not an exception.
+        # A filter that no row can match must become a condition, too, and not an exception.
         sql, params = one.query.get_compiler(self.alias, elide_empty=False).as_sql()
         return f"{before} EXISTS ({sql}) {after}".rstrip(), list(params)
 
@@ -164,3 +203,41 @@ class Reader:
         with connections[self.alias].cursor() as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The queues, and the pairs of a queue and a task that have jobs, in the order of their names.
+
+    ``cut_short`` says that there are more pairs than `MOST_PAIRS`.
+    """
+
+    queues: list[str]
+    pairs: list[tuple[str, str]]
+    cut_short: bool = False
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that have jobs."""
+        return sorted({task for _, task in self.pairs})
+
+
+def read_names() -> Names:
+    """Read the names: one statement, whatever the number of jobs."""
+    rows = reads.rows(QUEUES_AND_TASKS)
+    pairs = sorted((queue, task) for queue, task in rows if task is not None)
+    queues = sorted({queue for queue, _ in rows})
+    return Names(queues, pairs[:MOST_PAIRS], len(pairs) > MOST_PAIRS)
+
+
+def names_among(known: Names, jobs: QuerySet[Any]) -> Names:
+    """Return those of the names that one of the newest jobs among ``jobs`` has.
+
+    Costs one statement for each pair.
+    """
+    one = jobs.order_by().filter(pk=RawSQL("s.id", ())).values("pk").query
+    compiler = one.get_compiler(conf.get().database, elide_empty=False)
+    sql, params = compiler.as_sql()
+    statement = SEEN.format(most=LOOKED_AT_FOR_NAME, seen=sql)
+    pairs = [pair for pair in known.pairs if reads.rows(statement, *pair, *params)]
+    return Names(sorted({queue for queue, _ in pairs}), pairs, known.cut_short)
