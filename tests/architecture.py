@@ -6,7 +6,9 @@ planted module of two lines tests a rule as well as the package does. `RULES` lo
 """
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,6 +112,9 @@ WRITERS_OF_SCRATCH: Mapping[str, str] = {
 """Modules outside of the store that write its tables in SQL, each with the reason."""
 
 COUNTER_TABLE = "relay_queue_queuecount"
+
+HARD_WORDS = re.compile(r"\b(anew|lest|befell|whence|thereof|in vain|takes? (?:its|their) leave)\b")
+"""Words that many readers of English as a second language do not know, or must read twice."""
 
 # In two parts each, so that this file does not break its own rule.
 MACHINE_PATHS = re.compile(r"(?<![\w.}~-])/" + r"(work|root|home)/\w")
@@ -406,6 +411,25 @@ def counts_by_hand(module: Module) -> list[str]:
     return found
 
 
+def _prose(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment and docstring, those of constants and fields included."""
+    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Expr) and (text := _flat(node.value)) is not None:
+            yield node.lineno, text
+
+
+def hard_words(module: Module) -> list[str]:
+    """Comments and docstrings are plain English: no archaic words."""
+    return [
+        module.at(line, f"says {found.group()!r}: use a plainer word")
+        for line, text in _prose(module)
+        for found in HARD_WORDS.finditer(text.lower())
+    ]
+
+
 def prints_outside_cli(module: Module) -> list[str]:
     """Only the command line prints; everything else logs."""
     if module.part == "cli":
@@ -428,6 +452,7 @@ RULES = (
     missing_docstrings,
     writes_outside_store,
     counts_by_hand,
+    hard_words,
     prints_outside_cli,
 )
 

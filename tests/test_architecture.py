@@ -207,6 +207,9 @@ BROKEN = [
         "relay_queue.store.prune",
         "SQL = 'UPDATE relay_queue_queuecount SET n = 0'",
     ),
+    (architecture.hard_words, "relay_queue.clock", "# Begin anew."),
+    (architecture.hard_words, "relay_queue.clock", "'Wait, lest it fails.'"),
+    (architecture.hard_words, "relay_queue.clock", "X = 1\n'Tried in vain.'"),
     (architecture.prints_outside_cli, "relay_queue.worker.loop", "print('hello')"),
 ]
 
@@ -268,6 +271,7 @@ KEPT = [
         "tx.count('default', 'ready', 1)",
     ),
     (architecture.counts_by_hand, "relay_queue.store.claim", "n = names.count('default')"),
+    (architecture.hard_words, "relay_queue.clock", "# The oldest of the latest.\nX = 'anew'"),
     (architecture.prints_outside_cli, "relay_queue.cli.demo", "print('hello')"),
 ]
 

@@ -179,7 +179,7 @@ class Database:
             wakeup.ring(self._connection.alias)
 
     def renew(self) -> None:
-        """Go on with a new connection, whose statements are prepared anew and which reads anything.
+        """Go on with a new connection, which prepares its statements again and reads anything.
 
         Nothing is in doubt: what failed has been undone. See `Dialect.read_anything`.
         """

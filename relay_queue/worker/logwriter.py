@@ -44,7 +44,7 @@ class LogWriter(logging.Filter):
                 found.addFilter(self)
 
     def forget_parent(self) -> None:
-        """Begin anew in a forked child: the lines that wait are its parent's, which writes them."""
+        """Begin with no lines in a forked child: those that wait are written by the parent."""
         self._lock = threading.Lock()
         self._lines: deque[logging.LogRecord] = deque()
         self._dropped = 0

@@ -68,7 +68,7 @@ class Stats:
     def written(self, now: datetime) -> None:
         """Forget the minutes that are long over and have been written.
 
-        Not those just over: after a small step back of the clock they would be written anew, and
+        Not those just over: after a small step back of the clock they would be written again, and
         what was counted in them lost.
         """
         self._keep(_floor(now) - KEPT)
