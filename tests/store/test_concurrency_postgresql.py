@@ -663,7 +663,7 @@ def exchanges(engine: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     exchange = PreparedCursor._exchange
 
     def counting(self: PreparedCursor, messages: list[Any]) -> Any:
-        seen.append(len(self._line.posted) + len(messages))
+        seen.append(len(self._state.posted) + len(messages))
         return exchange(self, messages)
 
     monkeypatch.setattr(PreparedCursor, "_exchange", counting)
