@@ -23,7 +23,7 @@ from relay_queue.store.trial import Trial, TrialStep
 
 PICK = """
     SELECT {columns} FROM relay_queue_job
-    WHERE queue = %s AND state = 'ready'{only}
+    WHERE queue = %s AND state = 'ready'{condition}
     ORDER BY rank, id LIMIT %s{lock}
 """
 """Find the first ready jobs of one queue: a probe of the ready index."""
@@ -59,8 +59,8 @@ _Probe = Callable[[str, Sequence[Any]], list[Pick]]
 _unlimited: set[tuple[str, str]] = set()
 """The alias of the database and the name of each queue that had no limit when last looked at."""
 
-_Only = tuple[str, Sequence[Any]]
-"""The condition of an only queue, with its parameters."""
+_Condition = tuple[str, Sequence[Any]]
+"""A condition that ``PICK`` adds, with the parameters of the whole statement but the last."""
 
 
 @dataclass(slots=True)
@@ -119,15 +119,15 @@ def claim(
     """
     if limit < 1 or backends == []:
         return []
-    only = _only(tx, queues, backends)
-    if only is not None and tx.dialect.has_writable_ctes and trial is None:
-        if claims := _start_and_grant(tx, only, limit, worker_id, lease_seconds):
+    single = _single_queue(tx, queues, backends)
+    if single is not None and tx.dialect.has_writable_ctes and trial is None:
+        if claims := _start_and_grant(tx, single, limit, worker_id, lease_seconds):
             return claims
-        only = None
+        single = None
     probe = partial(_probe, tx, PICKED if trial else pick_columns(tx.dialect.clock))
     # In a trial some jobs will not be taken. They must not hide those behind them.
     wanted = limit if trial is None else max(limit, MOST_TRIED)
-    picked = round_robin(_only_candidates(probe, only, wanted), wanted, suspects)
+    picked = round_robin(_candidates_of_single(probe, single, wanted), wanted, suspects)
     if not picked:
         picked = round_robin(_candidates(tx, probe, queues, wanted, backends), wanted, suspects)
     if trial is None:
@@ -141,8 +141,10 @@ def claim(
     return trial.each(tx, step, [pick[0] for pick in picked], enough=limit)
 
 
-def _only(tx: Transaction, queues: Sequence[str], backends: Sequence[str] | None) -> _Only | None:
-    """Return how to search an only queue that had no limit: the search asks whether that holds."""
+def _single_queue(
+    tx: Transaction, queues: Sequence[str], backends: Sequence[str] | None
+) -> _Condition | None:
+    """Return how to search one queue that had no limit. The search itself asks whether that holds."""
     if len(queues) != 1 or (tx.connection.alias, queues[0]) not in _unlimited:
         return None
     where, params = _among(backends)
@@ -150,9 +152,13 @@ def _only(tx: Transaction, queues: Sequence[str], backends: Sequence[str] | None
 
 
 def _start_and_grant(
-    tx: Transaction, only: _Only, limit: int, worker_id: int | None, lease_seconds: float | None
+    tx: Transaction,
+    single: _Condition,
+    limit: int,
+    worker_id: int | None,
+    lease_seconds: float | None,
 ) -> list[Claim]:
-    where, params = only
+    where, params = single
     return start_and_grant(
         tx,
         _pick("ctid AS place, losses", where, tx.dialect.skip_locked),
@@ -163,10 +169,12 @@ def _start_and_grant(
     )
 
 
-def _only_candidates(probe: _Probe, only: _Only | None, limit: int) -> list[QueueCandidates]:
-    if only is None:
+def _candidates_of_single(
+    probe: _Probe, single: _Condition | None, limit: int
+) -> list[QueueCandidates]:
+    if single is None:
         return []
-    return [QueueCandidates(_picks(probe, *only, limit, limit), limit)]
+    return [QueueCandidates(_picks(probe, *single, limit, limit), limit)]
 
 
 def _candidates(
@@ -215,14 +223,14 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
 
 
 def _picks(
-    probe: _Probe, only: str, params: Sequence[Any], share: int, room: int
+    probe: _Probe, condition: str, params: Sequence[Any], share: int, room: int
 ) -> Iterator[Pick]:
     """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
     seen: set[int] = set()
     # A fair share first, then all that there is room for, then the jobs that are no suspects: many
     # suspects in a row must not hide the jobs behind them.
-    innocent = f"{only} AND losses < {SUSPECT_LOSSES}"
-    for where, wanted in ((only, min(share, room)), (only, room), (innocent, 2 * room)):
+    innocent = f"{condition} AND losses < {SUSPECT_LOSSES}"
+    for where, wanted in ((condition, min(share, room)), (condition, room), (innocent, 2 * room)):
         if wanted <= len(seen):
             continue
         found = probe(where, [*params, wanted])
@@ -234,10 +242,10 @@ def _picks(
             return
 
 
-def _probe(tx: Transaction, columns: str, only: str, params: Sequence[Any]) -> list[Pick]:
-    return tx.fetch(_pick(columns, only, tx.dialect.skip_locked), params)
+def _probe(tx: Transaction, columns: str, condition: str, params: Sequence[Any]) -> list[Pick]:
+    return tx.fetch(_pick(columns, condition, tx.dialect.skip_locked), params)
 
 
 @lru_cache(maxsize=64)
-def _pick(columns: str, only: str, lock: str) -> str:
-    return PICK.format(columns=columns, only=only, lock=lock)
+def _pick(columns: str, condition: str, lock: str) -> str:
+    return PICK.format(columns=columns, condition=condition, lock=lock)

@@ -244,5 +244,5 @@ def test_what_is_remembered_of_a_queue_is_of_one_database() -> None:
         elsewhere = SimpleNamespace(connection=SimpleNamespace(alias="elsewhere"))
         assert queues.guessed_limits(tx, "default") is not None
         assert queues.guessed_limits(elsewhere, "default") is None  # type: ignore[arg-type]
-        assert claiming._only(tx, ["default"], None) is not None
-        assert claiming._only(elsewhere, ["default"], None) is None  # type: ignore[arg-type]
+        assert claiming._single_queue(tx, ["default"], None) is not None
+        assert claiming._single_queue(elsewhere, ["default"], None) is None  # type: ignore[arg-type]
