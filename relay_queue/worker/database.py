@@ -179,9 +179,9 @@ class Database:
             wakeup.ring(self._connection.alias)
 
     def renew(self) -> None:
-        """Go on with a new connection, whose statements are prepared anew and which reads anything.
+        """Go on with a new connection, which prepares its statements again and reads anything.
 
-        Nothing is in doubt: what failed has been undone. See `Dialect.read_anything`.
+        No commit is in doubt: what failed has been undone. See `Dialect.read_anything`.
         """
         with suppress(Error):
             self._connection.close()
@@ -324,7 +324,7 @@ class Failures:
     def met(self, error: Exception, step: str) -> int | None:
         """Act by the cause of an error; return the exit code if the process must end.
 
-        Nothing was committed, or nobody knows. Every outcome is kept.
+        Nothing was committed, or the commit is unknown. Every outcome is kept.
         """
         trouble = self._database.diagnose(error)
         if trouble == "lost":

@@ -252,7 +252,7 @@ class InFlight:
         self._in_doubt = True
 
     def check_leases(self, worker_id: int) -> None:
-        """Read which leases are still open; release those that nobody knows of. Reads only."""
+        """Read which leases are still open; release those that this process does not know. Reads only."""
         held = self.leases.ids()
         if self._in_doubt:
             known = held | self.slots.stuck_leases()
@@ -298,7 +298,7 @@ class InFlight:
     ) -> None:
         """Give up leases that ran out, except for those that the loop was only kept from writing of.
 
-        The latter are ours until somebody ends them, which the next tick finds out. Their functions
+        The latter are ours until another process ends them, which the next tick finds out. Their functions
         are told to stop all the same: another worker may have their jobs by now.
         """
         for attempt in expired:

@@ -1,7 +1,7 @@
 """Log lines of the threads that must never wait: written by another thread.
 
-A log is a pipe as often as not. When nobody reads it, whoever writes waits for as long. A loop that
-waits renews no lease, and a supervisor that waits hears no order. So they hand their lines over.
+A log is often a pipe. While no process reads it, a thread that writes to it waits. A loop that waits
+renews no lease, and a supervisor that waits hears no order. So they hand their lines over.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LogWriter(logging.Filter):
                 found.addFilter(self)
 
     def forget_parent(self) -> None:
-        """Begin anew in a forked child: the lines that wait are its parent's, which writes them."""
+        """Begin with no lines in a forked child: those that wait are its parent's, which writes them."""
         self._lock = threading.Lock()
         self._lines: deque[logging.LogRecord] = deque()
         self._dropped = 0

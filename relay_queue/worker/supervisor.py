@@ -183,7 +183,7 @@ class Supervisor:
     def _start_due(self) -> None:
         now = time.monotonic()
         for slot in self._vacant():
-            # Asked anew for each: a start that fails may be the one at which it gives up.
+            # Checked for each slot: a start that fails may be the one at which it gives up.
             if slot.start_at <= now and not self._stopping:
                 self._start(slot)
 

@@ -118,7 +118,7 @@ def _renew(tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | N
         return
     for lease in leases:
         renewed = trial.spare(tx, RENEW, partial(store.renew, leases=[lease]))
-        if renewed is not None:  # else nobody knows whether it is lost, and it runs out in its time
+        if renewed is not None:  # else it may be lost or not, and it expires in its time
             done.renewed |= renewed
             done.lost |= {lease[0]} - renewed
 

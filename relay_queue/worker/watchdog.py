@@ -31,7 +31,7 @@ EXIT_HOGGED = 72
 """Exit code of a process whose function held the writer for too long."""
 
 HOGGED_SECONDS = 1.0
-"""How long the end of such a process may take: nobody can write meanwhile."""
+"""How long the end of such a process may take: until then no process can write."""
 
 STUCK_GRACE_SECONDS = 5.0
 """How long all slots must be stuck before the process is given up."""
