@@ -88,14 +88,14 @@ def begin(attempt: Attempt) -> bool:
 
 def invoke(attempt: Attempt) -> Any:
     """Call the function. What it does to the context of this thread is undone by the caller's copy."""
-    process = os.getpid()
+    forks = _forks
     own, other = own_thread()
     before = enter(attempt.context)
     try:
         value = _call(attempt)
     finally:
         attempt.returned_at = monotonic()
-        if os.getpid() != process:
+        if _forks != forks:
             # A child that the function forked and did not end. It has our descriptors but not
             # our threads, and would report the outcome a second time.
             os._exit(0)
@@ -134,6 +134,19 @@ async def invoke_async(attempt: Attempt) -> Callable[[], Any]:
     finally:
         attempt.returned_at = monotonic()
     return lambda: value
+
+
+_forks = 0
+"""How many forks lie between the first process and this one. The system's own id costs a call to it."""
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - it stands for the process, of which there is one
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 def _left_open(attempt: Attempt, left: list[str]) -> RuntimeError:

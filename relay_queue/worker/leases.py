@@ -41,7 +41,9 @@ class Leases:
     def add(self, attempt: Attempt) -> None:
         """Begin to hold the lease of an attempt."""
         self._held[attempt.claim.lease_id] = attempt
-        event = attempt.next_event()
+        event = attempt.until - attempt.claim.lease_seconds / 2
+        if attempt.context.deadline is not None:
+            event = attempt.next_event()
         self._quiet_until = min(self._quiet_until, event)
 
     def drop(self, lease_id: int) -> Attempt | None:

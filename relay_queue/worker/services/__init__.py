@@ -33,7 +33,9 @@ Bite = Callable[[store.Transaction, int], int]
 class TickService(Protocol):
     """Work that belongs into the tick's transaction: recover, promote, later schedules.
 
-    ``step`` names it in log lines and in `Done.faults`, and ``point`` is the hook after it.
+    ``step`` names it in log lines and in `Done.faults`, and ``point`` is the hook after it. ``Plan.due``
+    is set once a time of `looks.next_times` has come: a service that waits for another time adds it
+    there, and an idle loop then wakes for it.
     """
 
     step: str
