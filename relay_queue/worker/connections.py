@@ -1,11 +1,11 @@
 """What is reset in a thread between two task functions: its database connections.
 
-Some state is not reset, because other threads may rely on it: the working directory, the environment,
-``sys.path``, the locale of the C library, ``threading.local``, threads and processes that a function
-started. For the connections of other threads see `relay_queue.worker.threads`.
+Some state is not reset, because other threads may rely on it: the working directory, the
+environment, ``sys.path``, the locale of the C library, ``threading.local``, threads and processes
+that a function started. For the connections of other threads see `relay_queue.worker.threads`.
 
-Context variables need no reset: each job runs in a copy of the context, its signals included. Django
-keeps the active language and time zone in them.
+Context variables need no reset: each job runs in a copy of the context, its signals included.
+Django keeps the active language and time zone in them.
 """
 
 from __future__ import annotations

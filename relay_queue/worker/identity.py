@@ -1,4 +1,4 @@
-"""The identity of a worker: a lock that proves it alive, a row that names it, a bell that wakes it."""
+"""The identity of a worker: a lock that proves it alive, its row, a bell that wakes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Identity:
         return self.session is None or self.session.held
 
     def has_come_back(self) -> bool:
-        """Say, once, that the lock was lost and is ours again: other workers may hold us for dead."""
+        """Say, once, that the lock was lost and is ours again: others may hold us for dead."""
         if self.session is None or not self.session.regained:
             return False
         self.session.regained = False

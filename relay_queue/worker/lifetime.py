@@ -1,8 +1,8 @@
 """The beginning and the end of a worker process, for what lives beside the jobs in it.
 
-A forked child has none of its parent's threads. `os._exit`, which a stuck function cannot delay, runs
-no exit handler. Log listeners, error reporters and telemetry senders rely on both. So the process
-begins with a signal. It ends with a signal and the exit handlers, within a limited time.
+A forked child has none of its parent's threads. `os._exit`, which a stuck function cannot delay,
+runs no exit handler. Log listeners, error reporters and telemetry senders rely on both. So the
+process begins with a signal. It ends with a signal and the exit handlers, within a limited time.
 """
 
 from __future__ import annotations

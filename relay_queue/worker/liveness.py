@@ -102,8 +102,8 @@ class _Descriptor:
 class LivenessLock:
     """The lock a worker holds for its life.
 
-    Taken after the fork that made the worker and before its row is written, so that no row ever
-    names a file that a living worker has not locked.
+    Taken after the fork that made the worker, and before its row is written. So no row ever names a
+    file that a living worker has not locked.
     """
 
     def __init__(self, path: str, descriptor: _Descriptor | None) -> None:
@@ -116,8 +116,8 @@ class LivenessLock:
     def hold(cls, database_path: str, incarnation: str) -> LivenessLock:
         """Create and lock the file of a worker's incarnation.
 
-        Without `fcntl` no file is made and the identity is `NO_LOCK`: a file that
-        is never locked would look dead to a system that can lock. Raises `OSError` if the file exists or cannot be
+        Without `fcntl` no file is made and the identity is `NO_LOCK`: a file that is never locked
+        would look dead to a system that can lock. Raises `OSError` if the file exists or cannot be
         made or locked.
         """
         if fcntl is None:
@@ -251,8 +251,8 @@ def _remove(path: str, descriptor: _Descriptor) -> None:
 
 
 def _verdict(descriptor: _Descriptor, identity: LockIdentity) -> Liveness:
-    # An inode's number is used again only when no process has the old file open any more, so
-    # a file that got the number of a removed one still cannot condemn a living worker.
+    # An inode's number is used again only when no process has the old file open any more. So a
+    # file with the number of a removed one is no proof against a living worker.
     if LockIdentity.of(descriptor.status()) != identity:
         return Liveness.UNKNOWN
     if not descriptor.lock():

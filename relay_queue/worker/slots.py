@@ -114,7 +114,7 @@ class Slots:
 
     @property
     def places(self) -> int:
-        """How many jobs can run at once: fewer than wanted while the system gives no more threads."""
+        """How many jobs can run at once: fewer while the system gives no more threads."""
         return self._threads if monotonic() < self._short_until else self.concurrency
 
     @property
@@ -172,7 +172,7 @@ class Slots:
         return True
 
     def take_finished(self) -> list[Attempt]:
-        """Return the attempts that are over since the last call, and free their slots. Never waits."""
+        """Return the attempts that have ended since, and free their slots. Never waits."""
         # Before they are taken: an outcome that is added meanwhile is taken now, or wakes the loop.
         if self._woken.locked():
             self._woken.release()
@@ -278,7 +278,8 @@ class _CoroutineThread:
     def start(self) -> bool:
         """Start the loop if it does not run; say whether it does. Any thread.
 
-        Without a thread there is no loop either: a coroutine on a loop that does not run never ends.
+        Without a thread there is no loop either: a coroutine on a loop that does not run never
+        ends.
         """
         with self._lock:
             if self._loop is not None:

@@ -1,8 +1,8 @@
 """The threads that work for a job besides its own, and the connections that they leave behind.
 
-Django keeps connections by thread. A thread may outlive its function with a transaction open. The rows
-of later jobs would then become part of that transaction, although their acks are committed. Three kinds
-of threads run a function's database calls:
+Django keeps connections by thread. A thread may outlive its function with a transaction open. Later
+jobs would then write into that transaction, and their rows could be lost although they are acked.
+Three kinds of threads run a function's database calls:
 
 * asgiref's: outside of its ``ThreadSensitiveContext`` all synchronous code of all event loops of a
   process runs in one thread. Each job gets one of its own, if it needs any. It ends with the function.
@@ -10,9 +10,9 @@ of threads run a function's database calls:
 * Those of a ``ThreadPoolExecutor``, an event loop's own included, which may serve many jobs. They close
   their connections as they end, and before they work for another job.
 
-All of them note on the job which transactions they found open. Three things are not seen: threads that
-were not started by ``threading``, threads that still run when the function returns, and what such a
-thread does afterwards.
+All of them note on the job which transactions they found open. Three things are not seen: threads
+that were not started by ``threading``, threads that still run when the function returns, and what
+such a thread does afterwards.
 """
 
 from __future__ import annotations
