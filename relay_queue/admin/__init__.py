@@ -1,7 +1,7 @@
 """The console: Django admin pages over the tables of the queue."""
 
 from relay_queue.admin.actions.bulkpage import BulkActAdmin
-from relay_queue.admin.dashboard import DashboardAdmin
+from relay_queue.admin.dashboard.page import DashboardAdmin
 from relay_queue.admin.jobs import DeadLetterAdmin, JobAdmin, RetryAdmin
 from relay_queue.admin.leases import LeaseAdmin
 from relay_queue.admin.queues import QueueAdmin

@@ -1,4 +1,4 @@
-"""Jobs: the list of all, of the dead letters and of those between two attempts, and the page of one."""
+"""Jobs: the lists of all, of dead letters and of waiting retries, and the page of one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class JobList(ScanningAdmin):
         return [each for each in filters if each is not VerdictFilter]
 
     def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
-        """Read the jobs of one page, with newest lease and verdict for those who may view leases."""
+        """Read the jobs of a page, with newest lease and verdict for those who may view leases."""
         jobs = self.get_queryset(request).filter(pk__in=ids)
         may_see_leases = sight.may_view(request, self.admin_site, Lease)
         if may_see_leases:
@@ -151,7 +151,7 @@ class JobList(ScanningAdmin):
 
     @admin.display(description=_("last error"))
     def error(self, job: Any) -> SafeString:
-        """Show the beginning of the last error; the class alone to those who may not see its message."""
+        """Show the beginning of the last error, or its class alone where messages are hidden."""
         return formatting.error(job.shown_error)
 
 
@@ -224,7 +224,7 @@ class JobAdmin(JobActions, JobList):
         ("finished_at", FinishedFilter),
     )
     change_form_template = "admin/relay_queue/job.html"
-    # The page has a template of its own: a form with all columns would show the payload to everybody.
+    # The page has a template of its own: a form would show the payload to everybody.
     fields = ()
 
     class Media:

@@ -153,7 +153,7 @@ def _context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]
 
 
 def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:
-    """Return limits, depths and the last hour, for those who may see all jobs that the counters count."""
+    """Return limits, depths and the last hour, for those who may see all counted jobs."""
     if not sight.counters_tell(request, links.site, Queue):
         limits = ((_("Capacity"), queue.capacity), (_("Max running"), queue.max_running))
         shown = [Fact(name, _("no limit") if n is None else number(n)) for name, n in limits]

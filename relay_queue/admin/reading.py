@@ -57,7 +57,7 @@ class ReadingAdmin(ModelAdmin):
     sortable_by = ()
 
     class Media:
-        """The style sheets of lists and pages; the pages themselves have neither script nor style."""
+        """The style sheets of lists and pages, which themselves have no script and no style."""
 
         css: ClassVar[dict[str, list[str]]] = {
             "all": ["relay_queue/tokens.css", "relay_queue/lists.css"]

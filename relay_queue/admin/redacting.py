@@ -1,7 +1,7 @@
 """Redacting: values of the names in ``RELAY["REDACT"]`` are hidden, at any depth.
 
-A name is that of a keyword argument, of the parameter of a positional one, or a key of a dictionary,
-also in texts that contain JSON. Case and the choice of ``-`` or ``_`` do not matter.
+A name is that of a keyword argument, of the parameter of a positional one, or a key of a
+dictionary, also in texts that contain JSON. Case and the choice of ``-`` or ``_`` do not matter.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Redactor:
 
     @cached_property
     def _mark(self) -> re.Pattern[str]:
-        """The pattern of a name in a text: quoted, escaped or bare, before a colon or an equals sign."""
+        """The pattern of a name: quoted, escaped or bare, before a colon or an equals sign."""
         spelled = {name.lower().replace("-", "_") for name in self.names} | self._plain
         names = "|".join(re.escape(name).replace("_", "[-_]") for name in sorted(spelled))
         # JSON may have a letter as its number; then any key may be one of the names.

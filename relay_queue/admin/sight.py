@@ -1,7 +1,7 @@
 """Sight: which rows a viewer may see at one admin site, and which parts of them.
 
-A project limits a site by ``get_queryset`` and the permissions of the pages that it registers there.
-Pages that show rows of another table ask this module, so that one limit holds on every page.
+A project limits a site by ``get_queryset`` and the permissions of the pages that it registers
+there. Pages that show rows of another table ask this module, so that one limit holds on every page.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def _in_order(found: QuerySet[Lease], pks: Sequence[int]) -> list[Lease]:
 
 
 def _seen_leases(request: HttpRequest, site: AdminSite) -> QuerySet[Lease]:
-    """Return the leases that a viewer may see, with their jobs, without columns that may be large."""
+    """Return the leases that a viewer may see, with their jobs, without large columns."""
     rows = sight.leases(request, site).select_related("job")
     return rows.defer("traceback", "job__payload", "job__result")
 

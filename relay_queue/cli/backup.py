@@ -75,7 +75,7 @@ def _back_up(alias: str, destination: Path) -> int:
 
 
 def _copy(alias: str, target: Path) -> int:
-    """Copy in one step, which is one snapshot: writers go on, and the copy has one moment's state."""
+    """Copy in one step, which is one snapshot, while writers go on."""
     connection = connections[alias]
     connection.ensure_connection()
     with closing(sqlite3.connect(target)) as copy:
@@ -91,7 +91,7 @@ def _copy(alias: str, target: Path) -> int:
 
 
 def _patience() -> Callable[[int, int, int], None]:
-    """Return what SQLite calls after each try. Without it the copy would wait for ever for a lock."""
+    """Return the callback of each try; without it a copy would wait for a lock for ever."""
     deadline = time.monotonic() + LOCKED_SECONDS
 
     def check(status: int, _remaining: int, _total: int) -> None:
@@ -102,7 +102,7 @@ def _patience() -> Callable[[int, int, int], None]:
 
 
 def _name(partial: Path, destination: Path) -> None:
-    """Give the finished file its name. Raises ``FileExistsError`` if another file has it meanwhile."""
+    """Give the finished file its name. Raises ``FileExistsError`` if another file has it."""
     try:
         os.link(partial, destination)
     except FileExistsError:

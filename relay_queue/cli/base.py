@@ -4,11 +4,11 @@ A verb is a module ``relay_queue.cli.<verb>``, with ``_`` for ``-``, that has
 
 * ``HELP``: a sentence or two, shown by ``relay <verb> --help``;
 * ``add_arguments(parser)``: declares its arguments, with ``add_json`` if a program would read it;
-* ``run(options, out) -> int``: executes the verb and returns the exit code. ``options`` is the namespace of
-  argparse; ``out`` an `Output`.
+* ``run(options, out) -> int``: executes the verb and returns the exit code. ``options`` is the
+  namespace of argparse; ``out`` an `Output`.
 
-The verbs that are operations on jobs, queues and workers are made from `relay_queue.operations`. The
-modules ``jobs``, ``queues`` and ``workers`` have them in a dictionary ``VERBS``.
+The verbs that are operations on jobs, queues and workers are made from `relay_queue.operations`.
+The modules ``jobs``, ``queues`` and ``workers`` have them in a dictionary ``VERBS``.
 
 Only the module of the verb that runs is imported.
 """

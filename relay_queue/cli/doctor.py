@@ -81,7 +81,7 @@ STYLES: Final[dict[Level, Style]] = {"ok": "good", "warn": "warning", "fail": "b
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor: what was examined, its level and value, and the way out of a fault."""
+    """One line of the doctor: what was examined, its level, and the way out of a fault."""
 
     name: str
     level: Level

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def row_name(text: str) -> str:
-    """Check the number of a row, for argparse. Raises ``ArgumentTypeError`` with those there are."""
+    """Check the number of a row, for argparse. Raises ``ArgumentTypeError`` with all rows."""
     name = text.upper()
     if name in PROMISES:
         return name

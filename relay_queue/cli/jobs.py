@@ -1,4 +1,4 @@
-"""The verbs that operate on jobs: named by id, or found by filters. Made from the table of operations."""
+"""The verbs on jobs, named by id or found by filters, from the table of operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobVerb:
         return self.operation.help
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare job ids, the filters by which jobs are found instead, and a number if one is needed."""
+        """Declare job ids, the filters in their place, and a number if one is needed."""
         add_json(parser)
         _add_selection(parser, self.operation.listed_states)
         if self.operation is REQUEUE:
@@ -118,8 +118,8 @@ def _select(
 ) -> tuple[list[int], bool]:
     """Return the ids of the jobs to change, and whether they were named one by one.
 
-    Asks before a change of several jobs that a filter found. Raises ``CommandError`` without ids and
-    filters, or if no terminal can answer.
+    Asks before a change of several jobs that a filter found. Raises ``CommandError`` without ids
+    and filters, or if no terminal can answer.
     """
     filters = {name: getattr(options, name) for name in ("queue", "task") if getattr(options, name)}
     if options.limit is not None and options.limit < 1:

@@ -50,8 +50,8 @@ class Output:
     """The writer of a verb. Each method writes in its own mode only.
 
     In text mode ``line``, ``table``, ``facts`` and ``progress`` write and ``data`` does not; with
-    ``as_json`` only ``data`` does. So a verb calls both without asking for the mode. ``warn`` always
-    writes, to the error stream.
+    ``as_json`` only ``data`` does. So a verb calls both without asking for the mode. ``warn``
+    always writes, to the error stream.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Output:
 
 
 def cell(value: object) -> str:
-    """Return the text of a value in a table: one line, without characters that control a terminal."""
+    """Return the text of a value in a table: one line, no characters that control a terminal."""
     if isinstance(value, Styled):
         return cell(value.value)
     if value is None:

@@ -1,4 +1,4 @@
-"""The verbs about one queue: pause, resume, limits and rerank. Made from the table of operations."""
+"""The verbs on one queue, from the table of operations: pause, resume, limits and rerank."""
 
 from __future__ import annotations
 

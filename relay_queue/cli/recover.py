@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Recover from dead workers, then from expiry, and show the result; exit with 1 if any is left."""
+    """Recover from dead workers, then from expiry; exit with 1 if any lease is left."""
     connection = connections[conf.get().database]
     dialect_for(connection).read_anything(connection)
     trial = store.Trial()

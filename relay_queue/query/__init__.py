@@ -1,1 +1,1 @@
-"""Every read of the tables. Nothing here takes the write lock, and the store imports nothing of it."""
+"""Every read of the tables. It takes no write lock, and the store imports nothing of it."""

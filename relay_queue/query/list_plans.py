@@ -1,7 +1,8 @@
 """Which index to scan for what was asked of the list of jobs, and of the list of leases.
 
-A scan need not decide everything: rows are checked for the other criteria one by one. So each plan is
-chosen to leave few rows to check. A criterion that no index knows makes a list slower, never wrong.
+A scan need not decide everything: rows are checked for the other criteria one by one. So each plan
+is chosen to leave few rows to check. A criterion that no index knows makes a list slower, never
+wrong.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Long lists: rows of a table in the order of one index, from any place in it, in either direction.
 
-A page costs what its rows cost, wherever in the list it lies. Conditions that the index cannot decide
-are checked row by row, for at most `SCAN` rows a page. A rare match among millions is then found in
-several pages, each of them quick.
+A page costs what its rows cost, wherever in the list it lies. Conditions that the index cannot
+decide are checked row by row, for at most `SCAN` rows a page. A rare match among millions is then
+found in several pages, each of them quick.
 
 `list_plans` chooses the index for a request.
 """
@@ -104,7 +104,8 @@ class IndexScan:
     ) -> tuple[str, list[Any]]:
         """Return the statement for the next ids and keys from a place on.
 
-        ``apart`` gives each of several branches an order and a limit; see `Dialect.bounds_branches`.
+        ``apart`` gives each of several branches an order and a limit; see
+        `Dialect.bounds_branches`.
         """
         down = self.descending == forward
         order = "DESC" if down else "ASC"

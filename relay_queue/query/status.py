@@ -44,7 +44,7 @@ REFUSED_SINCE = "SELECT count(*) FROM relay_queue_lease WHERE refused_at >= %s"
 LOOKED_AT_FOR_OLDEST: Final = 1_000
 
 SILENT_SECONDS: Final = 60.0
-"""After so long without a heartbeat, six of which are due by then, a live worker counts as silent."""
+"""Without a heartbeat for so long, in which six are due, a live worker is silent."""
 
 RECENTLY_STOPPED: Final = timedelta(days=1)
 

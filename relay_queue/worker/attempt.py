@@ -1,7 +1,7 @@
 """One attempt of a job in this process: from the grant of its lease to the commit of its outcome.
 
-The loop, the slots and the executor share this one object. Each of its attributes is written by one of
-them only, so it needs no lock.
+The loop, the slots and the executor share this one object. Each of its attributes is written by one
+of them only, so it needs no lock.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class TaskPlan:
 class Attempt:
     """One claimed job in the hands of this process. All times are monotonic seconds.
 
-    The loop writes ``until``, ``in_slot`` and ``stuck``; the thread that runs the attempt writes the
-    rest. ``plan``, ``args`` and ``kwargs`` are set when it begins, ``settlement`` when it is over.
+    The loop writes ``until``, ``in_slot`` and ``stuck``; the thread that runs the attempt writes
+    the rest. ``plan``, ``args`` and ``kwargs`` are set when it begins, ``settlement`` when it is
+    over.
     """
 
     claim: Claim

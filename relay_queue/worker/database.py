@@ -39,8 +39,8 @@ LOOK_SECONDS = 1.0
 class StallGuard:
     """Cuts a connection that does not answer, so that the loop goes on with its time limits.
 
-    A network may drop everything without an error, and the system would wait for many minutes. After
-    each cut the guard waits twice as long: a server that is only slow must get its work done.
+    A network may drop everything without an error, and the system would wait for many minutes.
+    After each cut the guard waits twice as long: a server that is only slow must get its work done.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Database:
     def renew(self) -> None:
         """Go on with a new connection, which prepares its statements again and reads anything.
 
-        Nothing is in doubt: what failed has been undone. See `Dialect.read_anything`.
+        No commit is in doubt: what failed has been undone. See `Dialect.read_anything`.
         """
         with suppress(Error):
             self._connection.close()
@@ -264,11 +264,13 @@ EXIT_REPLACED = 73
 
 
 class Hindrance:
-    """The steps that fail though no job is at fault, until they pass again: a table, a right, a trigger.
+    """The steps that fail though no job is at fault, until they pass again.
 
-    After the first failure the step is tried again at once: statements are prepared again by then, and
-    a changed column needs no more. From the second failure on there is a ``reason``, and the pauses
-    grow.
+    The cause is a table, a right, a trigger.
+
+    After the first failure the step is tried again at once: statements are prepared again by then,
+    and a changed column needs no more. From the second failure on there is a ``reason``, and the
+    pauses grow.
     """
 
     def __init__(self) -> None:
@@ -309,7 +311,7 @@ class Hindrance:
 
 
 class Failures:
-    """What the loop does about errors: waits, claims nothing, works row by row, or ends the process.
+    """What the loop does about errors: it waits, claims nothing, works row by row, or ends.
 
     ``careful`` asks for ticks that do each step and each row in a savepoint of its own.
     """
@@ -324,7 +326,7 @@ class Failures:
     def met(self, error: Exception, step: str) -> int | None:
         """Act by the cause of an error; return the exit code if the process must end.
 
-        Nothing was committed, or nobody knows. Every outcome is kept.
+        Nothing was committed, or the commit is unknown. Every outcome is kept.
         """
         trouble = self._database.diagnose(error)
         if trouble == "lost":

@@ -1,8 +1,8 @@
 """What this process holds, and what it will say of it: leases, and the outcomes of their attempts.
 
-The wall clock may jump; what a worker believes of its own leases must not jump with it. So times are
-monotonic here. They are counted from before the transaction that granted a lease, so the worker's
-belief ends before the lease does.
+The wall clock may jump; what a worker believes of its own leases must not jump with it. So times
+are monotonic here. They are counted from before the transaction that granted a lease, so the
+worker's belief ends before the lease does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Leases:
     def add(self, attempt: Attempt) -> None:
         """Begin to hold the lease of an attempt."""
         self._held[attempt.claim.lease_id] = attempt
-        event = attempt.next_event()
+        event = attempt.until - attempt.claim.lease_seconds / 2
+        if attempt.context.deadline is not None:
+            event = attempt.next_event()
         self._quiet_until = min(self._quiet_until, event)
 
     def drop(self, lease_id: int) -> Attempt | None:
@@ -57,7 +59,7 @@ class Leases:
         return sum(attempt.claim.suspect for attempt in self._held.values())
 
     def to_renew(self, now: float) -> list[Attempt]:
-        """Return the leases past half of their life, and those that soon will be: one write for all."""
+        """Return the leases past half of their life, and those nearly so: one write for all."""
         if now < self._quiet_until:
             return []
         held = self._held.values()
@@ -252,7 +254,7 @@ class InFlight:
         self._in_doubt = True
 
     def check_leases(self, worker_id: int) -> None:
-        """Read which leases are still open; release those that nobody knows of. Reads only."""
+        """Read which leases are still open; release those that this process does not know."""
         held = self.leases.ids()
         if self._in_doubt:
             known = held | self.slots.stuck_leases()
@@ -275,7 +277,7 @@ class InFlight:
             self._end_expired(expired, own, wanted_since)
 
     def overdrawn(self, wanted_since: float | None) -> tuple[Sequence[Attempt], float]:
-        """Return the leases that ran out while the loop waited for the writer, and its wait in seconds."""
+        """Return the leases that ran out while the loop waited to write, and for how many seconds."""
         now = monotonic()
         expired = self.leases.expired(now)
         if not expired:
@@ -296,10 +298,10 @@ class InFlight:
     def _end_expired(
         self, expired: Sequence[Attempt], own: Mapping[int, Attempt], wanted_since: float | None
     ) -> None:
-        """Give up leases that ran out, except for those that the loop was only kept from writing of.
+        """Give up leases that ran out, except for those that the loop could not write of.
 
-        The latter are ours until somebody ends them, which the next tick finds out. Their functions
-        are told to stop all the same: another worker may have their jobs by now.
+        The latter are ours until another process ends them, which the next tick finds out. Their
+        functions are told to stop all the same: another worker may have their jobs by now.
         """
         for attempt in expired:
             lease_id = attempt.claim.lease_id

@@ -1,7 +1,7 @@
-"""Who is alive: a lock that the kernel drops at a worker's death, `kill -9` included.
+"""Which workers are alive: a lock that the kernel drops at a worker's death, `kill -9` included.
 
 Each worker holds an exclusive `flock` on its own file in `<database>-workers/`, named by its
-random incarnation id. Whoever locks that very inode has proof that the worker is dead.
+random incarnation id. A process that can lock that very inode has proof that the worker is dead.
 Everything else proves nothing: a missing or another file says "unknown", and only the expiry of
 its leases ends the worker's claims. On a server a session's advisory lock takes the file's place.
 
@@ -31,7 +31,7 @@ from relay_queue.wakeup.files import database_path
 
 try:
     import fcntl
-except ImportError:  # Not a Unix. Nobody can hold or take a lock, so everything is unknown.
+except ImportError:  # Not a Unix: no process can hold or take a lock, so every worker is unknown.
     fcntl = None  # type: ignore[assignment]
 
 WORKERS_SUFFIX = "-workers"
@@ -75,7 +75,7 @@ class _Descriptor:
     """
 
     def __init__(self, folder: Folder, name: str, flags: int) -> None:
-        # A fork between opening and remembering would leave the child a copy nobody closes.
+        # A fork between opening and remembering would leave the child a copy that is never closed.
         with _fork_guard:
             self.number = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder.number)
             _descriptors.add(self)
@@ -102,8 +102,8 @@ class _Descriptor:
 class LivenessLock:
     """The lock a worker holds for its life.
 
-    Taken after the fork that made the worker and before its row is written, so that no row ever
-    names a file that a living worker has not locked.
+    Taken after the fork that made the worker, and before its row is written. So no row ever names a
+    file that a living worker has not locked.
     """
 
     def __init__(self, path: str, descriptor: _Descriptor | None) -> None:
@@ -116,8 +116,8 @@ class LivenessLock:
     def hold(cls, database_path: str, incarnation: str) -> LivenessLock:
         """Create and lock the file of a worker's incarnation.
 
-        Without `fcntl` no file is made and the identity is `NO_LOCK`: a file that nobody locks
-        would look dead to a system that can. Raises `OSError` if the file exists or cannot be
+        Without `fcntl` no file is made and the identity is `NO_LOCK`: a file that is never locked
+        would look dead to a system that can lock. Raises `OSError` if the file exists or cannot be
         made or locked.
         """
         if fcntl is None:
@@ -141,7 +141,7 @@ class LivenessLock:
     def release(self) -> None:
         """Remove the file, then drop the lock: a clean stop. May be called twice.
 
-        In that order nobody can find the file unlocked. In a forked child it does nothing.
+        In that order no prober can find the file unlocked. In a forked child it does nothing.
         """
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None or descriptor.number < 0:
@@ -154,7 +154,7 @@ class LivenessLock:
 class Probe:
     """A verdict on one worker.
 
-    While a DEAD probe is open it holds the dead worker's lock, so nobody else declares the
+    While a DEAD probe is open it holds the dead worker's lock, so no other prober declares the
     same worker dead. Use as a context manager, or call `close`.
     """
 
@@ -251,8 +251,8 @@ def _remove(path: str, descriptor: _Descriptor) -> None:
 
 
 def _verdict(descriptor: _Descriptor, identity: LockIdentity) -> Liveness:
-    # An inode's number is used again only when no process has the old file open any more, so
-    # a file that got the number of a removed one still cannot condemn a living worker.
+    # An inode's number is used again only when no process has the old file open any more. So a
+    # file with the number of a removed one is no proof against a living worker.
     if LockIdentity.of(descriptor.status()) != identity:
         return Liveness.UNKNOWN
     if not descriptor.lock():

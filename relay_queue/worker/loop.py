@@ -1,7 +1,8 @@
-"""The loop of a worker process: wait, read, tick, apply, start. It alone talks to the queue's tables.
+"""The loop of a worker process: wait, read, tick, apply, start.
 
-Slots run functions; the loop owns the connection, the leases and the time limits. It never waits
-for the database longer than a slice, so it keeps time limits and orders while others hold the writer.
+It alone works with the queue's tables. Slots run functions; the loop owns the connection, the leases
+and the time limits. It never waits for the database longer than a slice. So it keeps time limits and
+orders while others hold the writer.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Loop:
                 self._failed(error, READ)
 
     def _turn(self) -> None:
-        """Wait, read, tick. A tick that has committed is applied, and what it claimed is started."""
+        """Wait, read, tick. A committed tick is applied, and what it claimed is started."""
         woken = self.waiting.wait(self._seconds_to_wait())
         self.handing_over = False
         if woken.drain or woken.quit:
@@ -142,7 +143,7 @@ class Loop:
     # -- read
 
     def _read(self, woken: Woken) -> bool:
-        """Read what the bell, the supervisor and the timers ask for; say whether a tick is possible."""
+        """Read what the bell, the supervisor and the timers ask for; say whether to go on."""
         if self.identity.has_come_back():
             self.timers.write_soon()
         try:
@@ -158,7 +159,7 @@ class Loop:
         return True
 
     def _probe(self) -> None:
-        """See which workers have died, and when the next lease ends: others claim without ringing."""
+        """See which workers have died, and when the next lease ends: claims do not ring."""
         self.timers.probed()
         self.timers.plan(*looks.next_times())
         self.dead.find(conf.get().database, self.identity.worker_id)
@@ -177,7 +178,7 @@ class Loop:
         self.timers.look_soon()
 
     def _may_claim_at_once(self) -> bool:
-        """Whether a ring can be answered by a claim: nothing else is to be written, and it is cheap."""
+        """Whether a ring can be answered by a claim: no outcome waits, and the claim is cheap."""
         # Jobs of other backends have no index of their own to be passed over by.
         nothing_else = not self.slots.busy and not self.in_flight.outcomes.wait
         return nothing_else and self.backends is None and self._may_claim() > 0

@@ -28,9 +28,9 @@ QUIET_SECONDS = 2.0
 class Timers:
     """The clocks of one loop.
 
-    While a long transaction holds the writer, no owner can renew its leases. No lease may be ended for
-    that. So a loop that waited long, or slept longer than it asked for, does not recover by expiry for
-    a while, and the owners behind it in the line renew first.
+    While a long transaction holds the writer, no owner can renew its leases. No lease may be ended
+    for that. So a loop that waited long, or slept longer than it asked for, does not recover by
+    expiry for a while. The owners behind it in the line renew first.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Timers:
         self._claims_from, self._retry_at = now + seconds, now + min(seconds, TICK_PAUSE_SECONDS)
 
     def hold_ticks(self, seconds: float) -> None:
-        """Do not tick for a while, at most for a second: other steps must not wait for the one that fails."""
+        """Do not tick for a while, at most for a second: other steps must not wait for one."""
         self._retry_at = time.monotonic() + min(seconds, TICK_PAUSE_SECONDS)
 
     def look_in(self, seconds: float) -> None:
@@ -159,7 +159,7 @@ class Timers:
 
 
 class Pace:
-    """Begin with one job, double while the queues fill the claim, fall back to one when they do not.
+    """Begin with one job, double while the queues fill the claim, else fall back to one.
 
     A light load is then spread over the workers instead of being hoarded by the first to wake; a
     heavy one is taken in batches. ``more`` says that another claim may find something.
@@ -220,9 +220,9 @@ class QueueWatch:
     """Knows the queues, and answers the bell. Reads only; it steers pace and timers of one loop.
 
     A ring does not say what has happened. Mostly it is a job. So an idle worker claims at once, and
-    makes a quick check in the next turn. The check finds a queue that is new, and plans for a job that
-    is due later. A worker that runs functions makes the check first: one of its jobs may have been
-    cancelled. That also lets idle workers be faster than busy ones.
+    makes a quick check in the next turn. The check finds a queue that is new, and plans for a job
+    that is due later. A worker that runs functions makes the check first: one of its jobs may have
+    been cancelled. That also lets idle workers be faster than busy ones.
     """
 
     def __init__(self, options: WorkerOptions, pace: Pace, timers: Timers) -> None:

@@ -25,12 +25,12 @@ COUNT: Final = "write statistics"
 class Plan:
     """What one tick is to do.
 
-    ``settlements`` is asked once the writer is won: what finished while the tick waited goes along in
-    the same commit. ``places`` gives, at that moment, how many jobs to claim. ``due`` says that a job
-    may be due or a lease over; most ticks need not ask. ``may_expire`` allows to end leases for being
-    over. ``overdrawn`` gives, at that moment too, the leases of ours that ran out only while we waited
-    for the writer, and for how many seconds we have waited. ``hindrance`` is what keeps the worker
-    from its work, for others to read.
+    ``settlements`` is asked once the writer is won: what finished while the tick waited goes along
+    in the same commit. ``places`` gives, at that moment, how many jobs to claim. ``due`` says that
+    a job may be due or a lease over; most ticks need not ask. ``may_expire`` allows to end leases
+    for being over. ``overdrawn`` gives, at that moment too, our leases that ran out while we waited
+    for the writer, and the seconds of that wait. ``hindrance`` is what keeps the
+    worker from its work, for others to read.
     """
 
     worker_id: int

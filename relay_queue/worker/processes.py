@@ -163,7 +163,7 @@ def reap() -> dict[int, int]:
     """Reap every child that has ended: process id to exit code, or to the negated signal.
 
     Not only workers: as process 1 of a container, the supervisor becomes the parent of whatever
-    task functions left behind, and nobody else would reap that.
+    task functions left behind, which no other process would reap.
     """
     ended = {}
     with contextlib.suppress(ChildProcessError):

@@ -103,9 +103,9 @@ class Slots:
         self._work: WorkQueue[Attempt | None] = WorkQueue()
         self._finished: deque[Attempt] = deque()
         self._stuck: set[Attempt] = set()
-        # Locked while outcomes wait that the loop was told of. A lock, because taking it says
-        # whether this thread was the first.
-        self._told = threading.Lock()
+        # Locked while the loop is woken for outcomes and has not taken them. A lock, because taking
+        # it says whether this thread was the first.
+        self._woken = threading.Lock()
         self._threads = 0
         self._short_until = 0.0
         self._coroutines = _CoroutineThread()
@@ -114,7 +114,7 @@ class Slots:
 
     @property
     def places(self) -> int:
-        """How many jobs can run at once: fewer than wanted while the system gives no more threads."""
+        """How many jobs can run at once: fewer while the system gives no more threads."""
         return self._threads if monotonic() < self._short_until else self.concurrency
 
     @property
@@ -172,10 +172,10 @@ class Slots:
         return True
 
     def take_finished(self) -> list[Attempt]:
-        """Return the attempts that are over since the last call, and free their slots. Never waits."""
-        # Before they are taken: one that is added meanwhile is either taken now or told of once more.
-        if self._told.locked():
-            self._told.release()
+        """Return the attempts that have ended since, and free their slots. Never waits."""
+        # Before they are taken: an outcome that is added meanwhile is taken now, or wakes the loop.
+        if self._woken.locked():
+            self._woken.release()
         taken = []
         while self._finished:
             attempt = self._finished.popleft()
@@ -199,7 +199,7 @@ class Slots:
         self._coroutines.close()
 
     def _serve(self) -> None:
-        # A call for each piece: while this thread waits for the next it holds nothing of the last.
+        # A call for each attempt: a thread that waits for work then holds nothing of the last one.
         while self._serve_next():
             pass
 
@@ -208,7 +208,7 @@ class Slots:
         attempt = self._next()
         if attempt is None:
             return False
-        self._tell()  # outcomes that wait must not wait for this job, which may take long
+        self._wake_loop()  # outcomes that wait must not wait for this job, which may take long
         try:
             # One copy of the context: what receivers and the function set there ends with the job.
             over = copy_context().run(self._run, attempt)
@@ -222,7 +222,7 @@ class Slots:
             if attempt.settlement.verb != "ack":
                 self._failed = True
             self._finished.append(attempt)
-        self._tell()
+        self._wake_loop()
         return True
 
     def _next(self) -> Attempt | None:
@@ -260,9 +260,9 @@ class Slots:
         self._coroutines.run(attempt, self._work.put)
         return True
 
-    def _tell(self) -> None:
-        """Tell the loop of outcomes, unless this thread takes a job next and can tell of both."""
-        if self._finished and not self._work and self._told.acquire(blocking=False):
+    def _wake_loop(self) -> None:
+        """Wake the loop for outcomes, unless this thread takes a job next and can wake it for both."""
+        if self._finished and not self._work and self._woken.acquire(blocking=False):
             self._on_finished()
 
 
@@ -278,7 +278,8 @@ class _CoroutineThread:
     def start(self) -> bool:
         """Start the loop if it does not run; say whether it does. Any thread.
 
-        Without a thread there is no loop either: what is given to one that nobody runs never ends.
+        Without a thread there is no loop either: a coroutine on a loop that does not run never
+        ends.
         """
         with self._lock:
             if self._loop is not None:

@@ -1,7 +1,7 @@
 """The parent of the workers: starts them, replaces the dead, passes on the order to stop.
 
-It opens no database, so that it can fork at any time and outlives whatever happens to the queue. The
-only thread of its own writes its log lines, and rests while it forks.
+It opens no database, so that it can fork at any time and outlives whatever happens to the queue.
+The only thread of its own writes its log lines, and rests while it forks.
 
 It speaks to its workers through a socket each and never by signals: a terminal or an init system
 signals the whole group at once, and a forwarded copy of the first signal would count as the second.
@@ -183,7 +183,7 @@ class Supervisor:
     def _start_due(self) -> None:
         now = time.monotonic()
         for slot in self._vacant():
-            # Checked before each: a start that fails may be the one at which it gives up.
+            # Checked for each slot: a start that fails may be the one at which it gives up.
             if slot.start_at <= now and not self._stopping:
                 self._start(slot)
 

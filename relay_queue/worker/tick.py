@@ -25,8 +25,8 @@ def tick(plan: Plan) -> Done:
 
     A careful tick is slower and survives what cannot be stored or read: each outcome, renewal,
     service and claim has a savepoint of its own. A job that is proven to be at fault is taken out;
-    anything else that cannot be done is left, and the rest goes on. No worker is rung here: the loop
-    does so when it has started what it claimed itself.
+    anything else that cannot be done is left, and the rest goes on. No worker is rung here: the
+    loop does so when it has started what it claimed itself.
     """
     hooks.reach("begin", plan)
     with store.transaction(
@@ -89,7 +89,8 @@ def tried(plan: Plan, done: Done) -> set[str]:
 
 
 def _renew_overdrawn(tx: store.Transaction, plan: Plan, trial: store.Trial | None) -> None:
-    """Renew first what the writer kept us from renewing, so that an outcome in hand passes the guard.
+    """Renew first what the writer kept us from renewing, so that an outcome in hand passes the
+    guard.
 
     If another worker has ended such a lease meanwhile, it stays ended, and the outcome is refused.
     """
@@ -118,7 +119,7 @@ def _renew(tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | N
         return
     for lease in leases:
         renewed = trial.spare(tx, RENEW, partial(store.renew, leases=[lease]))
-        if renewed is not None:  # else nobody knows whether it is lost, and it runs out in its time
+        if renewed is not None:  # else it may be lost or not, and it expires in its time
             done.renewed |= renewed
             done.lost |= {lease[0]} - renewed
 

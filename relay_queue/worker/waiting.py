@@ -1,4 +1,4 @@
-"""How a loop sleeps, and what it hears: slots that finish, the bell, the supervisor, the operator."""
+"""How a loop sleeps, and what it hears from slots, bell, supervisor and operator."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ class Waiting:
 class Orders:
     """The order on a worker's row. Reads only.
 
-    The row carries it and not a signal: every machine that can write the database can then give orders.
-    An order that is given while the worker is stopped or busy is still there when the worker reads.
+    The row carries it and not a signal: every machine that can write the database can then give
+    orders. An order that is given while the worker is stopped or busy is still there when the
+    worker reads.
     """
 
     def __init__(self, worker_id: int) -> None:

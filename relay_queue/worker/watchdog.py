@@ -1,7 +1,7 @@
 """The end of processes whose functions do not end, or that keep the whole project from writing.
 
-A worker watches its own slots and its own use of the writer gate. Its supervisor watches the gate from
-outside, for a worker that could not even end itself.
+A worker watches its own slots and its own use of the writer gate. Its supervisor watches the gate
+from outside, for a worker that could not even end itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXIT_HOGGED = 72
 """Exit code of a process whose function held the writer for too long."""
 
 HOGGED_SECONDS = 1.0
-"""How long the end of such a process may take: nobody can write meanwhile."""
+"""How long the end of such a process may take: until then no process can write."""
 
 STUCK_GRACE_SECONDS = 5.0
 """How long all slots must be stuck before the process is given up."""
@@ -59,7 +59,7 @@ class StuckWatch:
         self.given_up_at: float | None = None
 
     def given_up(self, stuck: int, places: int) -> bool:
-        """Say whether all ``places`` have been stuck for the whole grace; ``stuck`` of them are now."""
+        """Say whether all places have been stuck for the whole grace: now ``stuck`` are."""
         if not stuck or stuck < places:
             self.given_up_at = None
             return False
@@ -80,9 +80,10 @@ def exit_if_gate_is_hogged(stuck_threads: Collection[int], in_hand: Collection[i
     """End this process if one of its slots has held the gate for longer than is allowed.
 
     For a thread among ``stuck_threads``, whose function is past its time limit, the limit of an
-    atomic function applies. A normal exit would wait for the stuck thread, so the process ends where
-    it stands. The kernel drops gate and liveness lock, and the next worker recovers its jobs. The jobs
-    ``in_hand`` run again, too: the thread that holds the writer keeps it from writing their outcomes.
+    atomic function applies. A normal exit would wait for the stuck thread, so the process ends
+    where it stands. The kernel drops gate and liveness lock, and the next worker recovers its jobs.
+    The jobs ``in_hand`` run again, too: the thread that holds the writer keeps it from writing
+    their outcomes.
     """
     settings = conf.get()
     gate = gate_of(connections[settings.database])

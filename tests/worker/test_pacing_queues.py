@@ -1,4 +1,4 @@
-"""What a loop makes of a ring: a claim at once, or first a glance at the tables."""
+"""What a loop makes of a ring: a claim at once, or first a check at the tables."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def rig(settings: Any, monkeypatch: pytest.MonkeyPatch, each_engine: None) -> Ri
     return Rig()
 
 
-def test_an_idle_loop_answers_a_ring_by_a_claim_and_glances_in_the_turn_behind(rig: Rig) -> None:
+def test_an_idle_loop_answers_a_ring_by_a_claim_and_checks_in_the_turn_behind(rig: Rig) -> None:
     assert not rig.ring()
     assert (rig.pace.more, rig.watch.check_due) == (True, True)
     rig.learn(1)
     assert rig.turn()
     assert (rig.pace.more, rig.watch.check_due) == (False, False)
-    assert not rig.turn(), "one ring, one glance"
+    assert not rig.turn(), "one ring, one check"
 
 
-def test_a_loop_that_runs_functions_glances_first(rig: Rig) -> None:
+def test_a_loop_that_runs_functions_checks_first(rig: Rig) -> None:
     assert rig.ring(idle=False)
     assert (rig.pace.more, rig.watch.check_due) == (False, False)
     tasks.noop.enqueue()
@@ -82,7 +82,7 @@ def test_a_loop_that_runs_functions_glances_first(rig: Rig) -> None:
     assert rig.pace.more
 
 
-def test_after_a_claim_in_vain_a_loop_glances_first_until_a_claim_finds_something(rig: Rig) -> None:
+def test_after_a_claim_in_vain_a_loop_checks_first_until_a_claim_finds_something(rig: Rig) -> None:
     rig.ring()
     rig.learn(0)
     rig.turn()

@@ -1,4 +1,4 @@
-"""Housekeeping between ticks: bites of bounded size, and never in anybody's way."""
+"""Services of a worker: those inside the tick, and housekeeping between ticks in small bites."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from relay_queue import clock as wall_clock
 from relay_queue import store
 from relay_queue.models import BulkAct, Job, QueueMinute, Worker
 from relay_queue.worker import services
+from relay_queue.worker import tick as tick_module
+from relay_queue.worker.plan import Done, Plan
 from relay_queue.worker.services import BREATH_SECONDS, INTERVAL_SECONDS, Housekeeper
 from tests.store import actions
 from tests.worker.monotonic import Monotonic, stop_time
@@ -140,6 +142,63 @@ def test_a_database_that_is_busy_is_left_alone_until_the_next_time(
     assert chores.next_at - clock.now >= 0.75 * INTERVAL_SECONDS
     work_through(chores, clock)
     assert not Job.objects.exists()
+
+
+class Fire:
+    """A service that enqueues a job whenever it is due, as a schedule does."""
+
+    step = "fire schedules"
+    point = None
+
+    def __init__(self, error: Exception | None = None, *, due: bool = True) -> None:
+        self.error = error
+        self.is_due = due
+
+    def due(self, _plan: Plan) -> bool:
+        return self.is_due
+
+    def serve(
+        self, tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | None
+    ) -> int:
+        store.enqueue(tx, actions.job())
+        if self.error is not None:
+            raise self.error
+        return 1
+
+
+def ticked(monkeypatch: pytest.MonkeyPatch, service: Fire, *, careful: bool = False) -> Done:
+    """Tick with one more service, and claim what there is."""
+    with monkeypatch.context() as plugged:
+        plugged.setattr(tick_module, "IN_TICK", (*services.IN_TICK, service))
+        plan = Plan(actions.register(), list, lambda: 5, queues=["default"], careful=careful)
+        return tick_module.tick(plan)
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_what_a_service_makes_ready_is_claimed_in_the_same_commit(
+    monkeypatch: pytest.MonkeyPatch, careful: bool
+) -> None:
+    actions.enqueue()  # so that the queue is known
+    done = ticked(monkeypatch, Fire(), careful=careful)
+    assert (len(done.claims), done.moved, done.faults) == (2, 1, {})
+    assert Fire.step in done.tried
+
+
+def test_a_service_that_is_not_due_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = ticked(monkeypatch, Fire(due=False))
+    assert (done.moved, Fire.step in done.tried, Job.objects.count()) == (0, False, 0)
+
+
+def test_a_service_that_fails_undoes_the_tick_and_in_a_careful_one_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actions.enqueue()
+    wrong = Fire(ValueError("no such schedule"))
+    with pytest.raises(ValueError, match="no such schedule"):
+        ticked(monkeypatch, wrong)
+    assert [job.state for job in Job.objects.all()] == ["ready"]
+    done = ticked(monkeypatch, wrong, careful=True)
+    assert (list(done.faults), len(done.claims), done.moved) == ([Fire.step], 1, 0)
 
 
 def _busy(*_: object) -> int:

@@ -16,7 +16,7 @@ from django.db import connection, connections
 from django.test import override_settings
 
 from relay_queue.compat import signals
-from relay_queue.context import JobContext
+from relay_queue.context import JobContext, current_context
 from relay_queue.store.records import Claim
 from relay_queue.worker.attempt import Attempt
 from relay_queue.worker.slots import Slots
@@ -387,6 +387,26 @@ def test_what_a_receiver_puts_into_the_context_ends_with_the_job(make: Make) -> 
         for signal in (signals.task_started, signals.task_finished):
             signal.disconnect(count)
     assert seen == [0, 1, 0, 1]
+
+
+def test_what_a_function_puts_into_the_context_ends_with_the_job(make: Make) -> None:
+    seen: list[tuple[str, int | None]] = []
+
+    def note(**_: Any) -> None:
+        job = current_context()
+        seen.append((tasks.tenant.get(), None if job is None else job.job_id))
+
+    slots = make(1)
+    for signal in (signals.task_started, signals.task_finished):
+        signal.connect(note)
+    try:
+        for _ in range(2):
+            start(slots, claim_of(tasks.become_tenant, "one"))
+            take(slots, 1)
+    finally:
+        for signal in (signals.task_started, signals.task_finished):
+            signal.disconnect(note)
+    assert seen == [("none", None), ("one", None)] * 2, "receivers work for no job"
 
 
 @pytest.mark.django_db(transaction=True)

@@ -22,7 +22,7 @@ from relay_queue.store.operate import BATCH
 from relay_queue.task import task
 
 TURN_SECONDS: Final = 20.0
-"""Seconds that one attempt works before it snoozes, to make room for other jobs. That is uncharged."""
+"""Seconds of work in one attempt; then it snoozes, uncharged, to make room for other jobs."""
 
 _backend, _queue = destination()
 
@@ -54,7 +54,7 @@ class _Run:
         self.action = _action(bulk)
 
     def next_batch(self) -> bool:
-        """Perform the action on the next batch; False if none is left or an operator has ended the act.
+        """Perform the action on the next batch; False if none is left or the act was ended by hand.
 
         Raises `Stopped` if the action is not allowed any more.
         """

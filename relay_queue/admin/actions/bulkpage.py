@@ -114,7 +114,7 @@ class BulkActAdmin(ReadingAdmin):
         )
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address of the progress, which the page fetches repeatedly, and that of the end."""
+        """Add the addresses of the progress, which the page fetches repeatedly, and of the end."""
         view = self.admin_site.admin_view
         return [
             path("<int:bulk_id>/progress/", view(self.progress_view), name=self._name("progress")),

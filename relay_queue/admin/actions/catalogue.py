@@ -1,4 +1,4 @@
-"""The actions: the operations of an operator as the console offers them, and what it says of each row."""
+"""The actions: the operations of an operator as the console offers and reports them."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class PriorityForm(forms.Form):
 class Action:
     """One thing that an operator may do to rows of one table.
 
-    ``effect`` is the text of the confirmation; ``confirm`` asks for one, ``dangerous`` paints it red.
-    ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
+    ``effect`` is the text of the confirmation; ``confirm`` asks for one, ``dangerous`` paints it
+    red. ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
     ``heavy`` are fields that may be large and that the name of a row does not need.
     """
 
@@ -86,7 +86,7 @@ class JobAction(Action):
 
 
 def _job_action(operation: JobOperation, button: Button) -> JobAction:
-    """Return the action of a button: the operation, narrowed to the states of the button if it has any."""
+    """Return the action of a button: the operation, narrowed to the states of the button."""
     states = button.states or operation.states
     options = {} if button.states is None else {"states": states}
 

@@ -1,4 +1,4 @@
-"""The actions on jobs: on one, on those that were ticked, and on everything that matches a filter."""
+"""The actions on jobs: on one, on ticked ones, and on everything that matches a filter."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JobActions(Actions):
         return super().perform_on_selection(request, action, listed)
 
     def tokens(self, request: HttpRequest) -> Sequence[tuple[str, Any]]:
-        """Give each question a nonce. A question that is repeated for a fault in its form keeps it."""
+        """Give each question a nonce. A question repeated for a fault in its form keeps it."""
         return ((NONCE, request.POST.get(NONCE) or uuid.uuid4().hex),)
 
     def perform(

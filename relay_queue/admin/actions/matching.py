@@ -140,8 +140,8 @@ def require_repeatable(
     found = targets(rows_of(new, action), action, new.upper_id)
     if sight.is_limited(found, targets(shown, action, new.upper_id)):
         raise Stopped(
-            f"admin site {new.site!r} lists other jobs in a worker, which has no browser's request, "
-            f"than here. Narrow the filter to at most {BATCH:,} jobs, which are done at once."
+            f"admin site {new.site!r} lists other jobs in a worker, which has no browser's "
+            f"request, than here. Narrow the filter to at most {BATCH:,} jobs, which are done at once."
         )
 
 

@@ -82,7 +82,7 @@ class Actions(Base):
         return super().render_change_form(request, context, *args, **options)
 
     def action_buttons(self, request: HttpRequest, row: Any) -> list[Button]:
-        """Return the actions that this person may perform, with why this row cannot take one now."""
+        """Return the actions that this person may perform, each with why the row cannot take it."""
         return [
             Button(
                 action.name,
@@ -220,7 +220,7 @@ class Actions(Base):
     def perform_and_report(
         self, request: HttpRequest, action: Action, keys: Sequence[Any], form: Form | None
     ) -> None:
-        """Perform the action and report the result; rows that this person may not see count as missing."""
+        """Perform the action and report the result; rows that are hidden count as missing."""
         seen = set(self._visible(request).filter(pk__in=keys).values_list("pk", flat=True))
         given = {} if form is None else form.cleaned_data
         wanted = [key for key in keys if key in seen]
@@ -254,7 +254,7 @@ class Actions(Base):
 
 
 def pressed_nothing(request: HttpRequest, page: str) -> HttpResponse:
-    """Lead a GET for the address of an action, from the history for example, to the page of its button."""
+    """Redirect a GET for the address of an action to the page of its button, with a message."""
     if request.method not in {"GET", "HEAD"}:
         return HttpResponseNotAllowed(["POST"])
     messages.info(request, _("Nothing was done: that address only takes the press of a button."))

@@ -31,7 +31,7 @@ LIMIT_QUEUE = f"{APP}.{LIMITS.permission}"
 
 
 class LimitsForm(forms.Form):
-    """The limits of one queue. The form also sends the limits that it showed, to find the changes."""
+    """The limits of one queue. The form sends the shown limits along, to find the changes."""
 
     capacity = forms.IntegerField(
         label=gettext_lazy("Capacity"),
@@ -51,7 +51,7 @@ class LimitsForm(forms.Form):
     )
 
     def shown(self, name: str) -> int | None:
-        """Return the limit that the page showed. A text that it cannot have sent counts as no limit."""
+        """Return the limit that the page showed; no limit for a text that it cannot have sent."""
         try:
             return self.fields[name].to_python(self.data.get(self[name].html_initial_name))
         except forms.ValidationError:
@@ -63,7 +63,7 @@ class LimitsForm(forms.Form):
         return {name: values[name] for name in self.fields if values[name] != self.shown(name)}
 
     def overtaken(self, now: Mapping[str, int | None]) -> LimitsForm:
-        """Return the form for another try, with the limits that another operator has set meanwhile."""
+        """Return the form for another try, with the limits that were set meanwhile."""
         data = dict(self.data.items())
         for name, value in now.items():
             data[self[name].html_initial_name] = "" if value is None else str(value)

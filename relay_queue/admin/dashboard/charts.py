@@ -1,7 +1,7 @@
 """Charts: the geometry of the pictures, as texts for an SVG template. No script draws data.
 
-Heights are in pixels and widths in units of one bar. The pictures stretch with the page, which would
-distort text, so the labels of the scale are in a picture of their own.
+Heights are in pixels and widths in units of one bar. The pictures stretch with the page, which
+would distort text, so the labels of the scale are in a picture of their own.
 """
 
 from __future__ import annotations

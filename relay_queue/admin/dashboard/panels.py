@@ -26,7 +26,7 @@ from relay_queue.query.status import (
 from relay_queue.states import State, WorkerOrder
 
 STACKED: Final = (State.RUNNING, State.READY, State.RETRYING, State.SCHEDULED)
-"""The states in a queue's bar, from the left: running jobs, then those that can run, then later ones."""
+"""The states in a queue's bar, from the left: what runs, what can run, what runs later."""
 
 PERCENTILES: Final = (50, 95, 99)
 

@@ -1,1 +1,1 @@
-"""The page of one job: its path through the states, its attempts, its arguments, and related jobs."""
+"""The page of one job: its path through the states, attempts, arguments, and related jobs."""

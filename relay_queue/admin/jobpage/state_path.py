@@ -20,7 +20,7 @@ _AFTER: Final[dict[str, State]] = {
     Outcome.SNOOZED: State.SCHEDULED,
     Outcome.CANCELLED: State.CANCELLED,
 }
-"""The state after an attempt that was followed by another. The job itself has that after the last."""
+"""The state after each attempt but the last, after which the job itself has the state."""
 
 _CHARGED_ENDS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.EXPIRED, Outcome.LOST})
 
@@ -129,7 +129,7 @@ def nodes(path: Sequence[State], state: str) -> Iterator[Node]:
 
 
 def edges(path: Sequence[State]) -> list[Edge]:
-    """Return the transitions of the picture; those that the job took come last, and so lie on top."""
+    """Return the transitions of the picture; those that the job took come last, on top."""
     steps = list(pairwise(path))
     times = {step: steps.count(step) for step in set(steps)}
     drawn = [Edge(line, times.get(step, 0)) for step, line in _ALWAYS.items()]

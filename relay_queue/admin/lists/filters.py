@@ -220,7 +220,7 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
     only_states: ClassVar[tuple[str, ...]] = ()
 
     def choices(self, changelist: ChangeList) -> Any:
-        """Yield what the template needs: the address of a reset, and the other parameters to keep."""
+        """Yield the context of the template: the address of a reset, and parameters to keep."""
         mine = self.expected_parameters()
         kept = [
             (name, value)

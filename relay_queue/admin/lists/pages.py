@@ -1,7 +1,7 @@
 """Numbered pages of an index scan; each link has the place from which its number counts.
 
-A link has the number of a page and the place where that page begins. So a jump skips at most `REACH`
-rows from any page, and new rows do not move the others from page to page.
+A link has the number of a page and the place where that page begins. So a jump skips at most
+`REACH` rows from any page, and new rows do not move the others from page to page.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Link(NamedTuple):
 class Page:
     """One page of a list and the links from it.
 
-    ``beyond`` is where the next page begins when this one is short because `SCAN` rows were checked.
-    ``too_far`` says that no single jump reaches the page of the request.
+    ``beyond`` is where the next page begins when this one is short because `SCAN` rows were
+    checked. ``too_far`` says that no single jump reaches the page of the request.
     """
 
     number: int

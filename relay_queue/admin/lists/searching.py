@@ -1,8 +1,8 @@
 """The search of a list: a word, or a prefix that names the kind of the word.
 
 Texts are found without regard to case, in any script and on either database. SQLite's own functions
-know the letters of ASCII alone. Those of PostgreSQL know the letters of the database's locale, which
-may be as few.
+know the letters of ASCII alone. Those of PostgreSQL know the letters of the database's locale,
+which may be as few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a worker does for the tables besides its own jobs: one file each, and here the lists.
 
-There are two kinds. A `TickService` works in the tick's transaction, before the claim, so that a job
-which it makes ready is claimed in the same commit. A `Housekeeping` service deletes or closes old rows
-in small transactions between ticks. A new service needs its file and an entry in one of the lists.
+There are two kinds. A `TickService` works in the tick's transaction, before the claim, so that a
+job which it makes ready is claimed in the same commit. A `Housekeeping` service deletes or closes
+old rows in small transactions between ticks. A new service needs its file and an entry in one of
+the lists.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class TickService(Protocol):
     """Work that belongs into the tick's transaction: recover, promote, later schedules.
 
     ``step`` names it in log lines and in `Done.faults`, and ``point`` is the hook after it.
+    ``Plan.due`` is set once a time of `looks.next_times` has come: a service that waits for another
+    time adds it there, and an idle loop then wakes for it.
     """
 
     step: str
@@ -47,7 +50,8 @@ class TickService(Protocol):
     ) -> int:
         """Do it; return how many jobs were sent on. What fails may be rolled back and left undone.
 
-        So ``done`` is written last. ``trial`` is given in a careful tick, for what is done row by row.
+        So ``done`` is written last. ``trial`` is given in a careful tick, for what is done row by
+        row.
         """
 
 

@@ -1,4 +1,4 @@
-"""Write off the workers that have been silent for long and whose death nobody can prove."""
+"""Write off the workers that have been silent for long and whose death cannot be proven."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from relay_queue import conf, store
 
 VANISHED_AFTER = timedelta(hours=1)
-"""Silence after which a worker whose death nobody can prove is written off."""
+"""Silence after which a worker whose death cannot be proven is written off."""
 
 
 class WriteOff:
