@@ -14,9 +14,10 @@ from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import short
 from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
+from relay_queue.store.operate import BATCH
 from relay_queue.store.records import Recovered
 from relay_queue.worker.database import in_one_line
-from relay_queue.worker.liveness import BATCH, CONFIRM_SECONDS, DeadWorkers
+from relay_queue.worker.liveness import CONFIRM_SECONDS, DeadWorkers
 
 HELP = (
     "End the leases of workers that are proven dead, and those that have expired, and send their "

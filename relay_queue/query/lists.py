@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 
 from relay_queue import conf
 from relay_queue.query import reads
-from relay_queue.store.dialects import dialect_for
 
 SCAN: Final = 10_000
 """Rows that are read for the matches of one page."""
@@ -145,7 +143,6 @@ class ScanReader:
     """
 
     scan: IndexScan
-    alias: str
     rest: QuerySet[Any] | None = None
 
     def read(
@@ -163,7 +160,7 @@ class ScanReader:
         where, more = self._rest()
         # The order of the inner rows is kept: only so can the scan stop at the last one wanted.
         sql = f"SELECT s.id, s.k FROM ({inner}) s{where} LIMIT {limit} OFFSET {skip}"
-        found = [Place(key, pk) for pk, key in self._fetch(sql, [*params, *more])]
+        found = [Place(key, pk) for pk, key in reads.rows(sql, *params, *more)]
         return found if forward else found[::-1]
 
     def unseen(self, place: Place | None) -> Place | None:
@@ -172,7 +169,7 @@ class ScanReader:
             return None
         inner, params = self._rows(place, SCAN + 1)
         sql = f"SELECT s.id, s.k FROM ({inner}) s LIMIT 1 OFFSET {SCAN}"
-        found = self._fetch(sql, params)
+        found = reads.rows(sql, *params)
         return Place(found[0][1], found[0][0]) if found else None
 
     def count(self) -> Counted:
@@ -181,13 +178,13 @@ class ScanReader:
         where, more = self._rest("CASE WHEN", "THEN 1 ELSE 0 END")
         matched = f"COALESCE(SUM({where}), 0)" if where else "COUNT(*)"
         sql = f"SELECT COUNT(*), {matched} FROM ({inner}) s"
-        ((looked_at, n),) = self._fetch(sql, [*more, *params])
+        ((looked_at, n),) = reads.rows(sql, *more, *params)
         return Counted(min(int(n), COUNT_SCAN), looked_at > COUNT_SCAN)
 
     def _rows(
         self, place: Place | None, limit: int, *, forward: bool = True, inclusive: bool = True
     ) -> tuple[str, list[Any]]:
-        apart = dialect_for(connections[self.alias]).bounds_branches
+        apart = reads.dialect().bounds_branches
         return self.scan.statement(
             place, forward=forward, inclusive=inclusive, limit=limit, apart=apart
         )
@@ -197,13 +194,8 @@ class ScanReader:
             return "", []
         one = self.rest.order_by().filter(pk=RawSQL("s.id", ())).values("pk")
         # A filter that no row can match must become a condition, too, and not an exception.
-        sql, params = one.query.get_compiler(self.alias, elide_empty=False).as_sql()
+        sql, params = one.query.get_compiler(conf.get().database, elide_empty=False).as_sql()
         return f"{before} EXISTS ({sql}) {after}".rstrip(), list(params)
-
-    def _fetch(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with connections[self.alias].cursor() as cursor:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall())
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,17 +134,17 @@ def test_a_page_of_a_list_reads_hardly_more_jobs_than_it_shows(
 ) -> None:
     known = lists.read_names()  # all of the crowd was made at one moment
     asked = Criteria(task=known.tasks[0])
-    reader = ScanReader(list_plans.jobs(asked, known), connection().alias)
+    reader = ScanReader(list_plans.jobs(asked, known))
     assert len(reader.scan.branches) == 5
     plans: list[str] = []
-    fetch = ScanReader._fetch
+    fetch = lists.reads.rows
 
-    def explained(self: ScanReader, sql: str, params: Sequence[object]) -> list[tuple[Any, ...]]:
+    def explained(sql: str, *params: object) -> list[tuple[Any, ...]]:
         explain = "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF)"
-        plans.append("\n".join(row[0] for row in fetch(self, f"{explain} {sql}", params)))
-        return fetch(self, sql, params)
+        plans.append("\n".join(row[0] for row in fetch(f"{explain} {sql}", *params)))
+        return fetch(sql, *params)
 
-    monkeypatch.setattr(ScanReader, "_fetch", explained)
+    monkeypatch.setattr(lists.reads, "rows", explained)
     assert len(reader.read(None, limit=51)) == 51
     read = [int(rows) for rows in re.findall(r"Scan .*relay_queue_job.*rows=(\d+)", plans[0])]
     assert sum(read) <= 51 + 5, plans[0]

@@ -160,9 +160,8 @@ class ScanChangeList(ClockedChangeList):
         return asked
 
     def _reader(self, scan: IndexScan, asked: Criteria) -> ScanReader:
-        alias = conf.get().database
         is_decided = asked.asked <= scan.covers and not self.is_limited
-        return ScanReader(scan, alias, None if is_decided else self.queryset)
+        return ScanReader(scan, None if is_decided else self.queryset)
 
     @cached_property
     def is_limited(self) -> bool:
