@@ -182,7 +182,7 @@ def conclude(attempt: Attempt) -> None:
     attempt.run_seconds = now - attempt.started
     attempt.in_time = attempt.returned_at <= attempt.context.overdue_from
     # The outcome may wait long for its commit, and needs none of this.
-    attempt.args = attempt.kwargs = attempt.shown = None
+    attempt.args = attempt.kwargs = attempt.shown = attempt.coroutine_result = None
 
 
 def _value_of(attempt: Attempt) -> Any:
