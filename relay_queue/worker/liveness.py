@@ -24,6 +24,7 @@ from relay_queue import store
 from relay_queue.db.beside import Folder
 from relay_queue.query import looks
 from relay_queue.query.looks import OtherWorker
+from relay_queue.store.operate import BATCH
 from relay_queue.store.records import Recovered
 from relay_queue.store.workers import RESTART_GRACE_SECONDS, lock_key, take_locks
 from relay_queue.validation import is_incarnation
@@ -281,9 +282,6 @@ if hasattr(os, "register_at_fork"):
         after_in_child=_close_in_child,
     )
 
-
-BATCH = 1000
-"""Leases of dead workers ended in one transaction."""
 
 CONFIRM_SECONDS = 0.25
 """How long a session's lock must be seen free: a worker that lost its connection is back sooner."""
