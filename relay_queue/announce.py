@@ -1,13 +1,13 @@
-"""Tell the task framework's signals, when somebody listens.
+"""Send the task framework's signals, when there is a receiver for them.
 
-The framework connects a receiver of its own that writes a log line. When it is the only one and
-nobody takes that line, sending would cost more than many a function.
+The framework connects a receiver of its own that writes a log line. When it is the only receiver
+and no handler takes that line, the signal would cost more than many a function.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -26,19 +26,22 @@ def enqueued(sender: type[BaseTaskBackend], result: AnyResult) -> None:
         signals.task_enqueued.send_robust(sender, task_result=result)
 
 
-def started(sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
-    """Send ``task_started``. ``result`` is called only if somebody listens."""
+def started(sender: type[BaseTaskBackend], result: Callable[..., AnyResult], *facts: Any) -> None:
+    """Send ``task_started``. ``result(*facts)`` is called only if there is a receiver."""
     if _is_heard(signals.task_started, signals.log_task_started, logging.INFO):
-        _send(signals.task_started, sender, result)
+        _send(signals.task_started, sender, result, facts)
 
 
 def finished(
-    sender: type[BaseTaskBackend], result: Callable[[], AnyResult], *, failed: bool = False
+    sender: type[BaseTaskBackend],
+    result: Callable[..., AnyResult],
+    *facts: Any,
+    failed: bool = False,
 ) -> None:
     """Send ``task_finished``; as `started`."""
     level = logging.ERROR if failed else logging.INFO
     if _is_heard(signals.task_finished, signals.log_task_finished, level):
-        _send(signals.task_finished, sender, result)
+        _send(signals.task_finished, sender, result, facts)
 
 
 def _is_heard(signal: Signal, log_receiver: Callable[..., Any], level: int) -> bool:
@@ -49,22 +52,25 @@ def _is_heard(signal: Signal, log_receiver: Callable[..., Any], level: int) -> b
 
 
 def _is_written(logger: logging.Logger, level: int) -> bool:
-    """Whether anybody takes a line of this level.
+    """Whether a handler takes a line of this level.
 
     As Django sets it up, the framework's lines go to one handler that drops them all unless
     ``DEBUG`` is on. To find that out by a record took 0.1 ms of a job's way to its function.
     """
     if not logger.isEnabledFor(level):
         return False
-    # A filter may act, and whoever replaces the method, as error reporters do, hears everything.
+    # A filter may act, and an error reporter that replaces the method gets every line.
     if level >= logging.WARNING or logger.filters or not _calls_handlers_only(logger):
         return True
-    asked: logging.Logger | None = logger
-    while asked is not None:
-        if any(handler.level <= level and not _drops_all(handler) for handler in asked.handlers):
-            return True
-        asked = asked.parent if asked.propagate else None
-    return False
+    return any(h.level <= level and not _drops_all(h) for h in _handlers(logger))
+
+
+def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
+    """Yield the handlers that get the logger's lines: its own, then those that it passes them to."""
+    passed_to: logging.Logger | None = logger
+    while passed_to is not None:
+        yield from passed_to.handlers
+        passed_to = passed_to.parent if passed_to.propagate else None
 
 
 def _calls_handlers_only(logger: logging.Logger) -> bool:
@@ -75,10 +81,15 @@ def _drops_all(handler: logging.Handler) -> bool:
     return not settings.DEBUG and any(type(f) is RequireDebugTrue for f in handler.filters)
 
 
-def _send(signal: Signal, sender: type[BaseTaskBackend], result: Callable[[], AnyResult]) -> None:
-    """What a receiver raises must not pass for the function's outcome."""
+def _send(
+    signal: Signal,
+    sender: type[BaseTaskBackend],
+    result: Callable[..., AnyResult],
+    facts: tuple[Any, ...],
+) -> None:
+    """Send it, so that what a receiver raises does not pass for the function's outcome."""
     try:
-        signal.send_robust(sender, task_result=result())
+        signal.send_robust(sender, task_result=result(*facts))
     except BaseException:  # noqa: BLE001 - a receiver may raise SystemExit, too
         warn("a receiver of a task signal failed", exc_info=True)
 

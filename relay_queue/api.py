@@ -5,9 +5,9 @@ when that is committed. Each has a form for coroutines whose name begins with ``
 by its id, by the result of its enqueue, or by what `get_job` returned.
 
 A function on one job raises `JobNotFound`, or `InvalidTransition` if the job is in a state to which
-it does not apply. A function on many, ``…_many``, works in transactions of at most 1,000 jobs and
-returns a `Changed` that says which it has changed, skipped and not found; inside the caller's
-``atomic()`` all of them are part of that.
+it does not apply. A function on many, ``…_many``, works in transactions of at most 1,000 jobs. It
+returns a `Changed`, which says what was changed, skipped and not found. Inside the caller's
+``atomic()`` all of it is part of that.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def get_job(job: AnyJob) -> JobInfo:
 
 
 def cancel(job: AnyJob) -> None:
-    """Cancel an unfinished job at once. If it runs, its function is told, and a late result refused."""
+    """Cancel an unfinished job at once.
+
+    If it runs, its function is asked to stop, and a late result is refused.
+    """
     _change(operations.CANCEL, job)
 
 
@@ -172,7 +175,7 @@ def discard_many(jobs: Iterable[AnyJob]) -> Changed:
 def release(job: AnyJob) -> None:
     """Take a running job from its worker and make it ready, uncharged.
 
-    Its function is told, but may go on for a while: the next attempt can overlap with it.
+    Its function is asked to stop, but may go on for a while: the next attempt can overlap with it.
     """
     _change(operations.RELEASE, job)
 
@@ -226,9 +229,9 @@ def wait_for(job: AnyJob, timeout_seconds: float) -> AnyResult:
     """Wait until a job has finished, and return its result as it is then.
 
     A result that was given is refreshed and returned. Looks at the job with growing pauses, at most
-    a second each. Raises `WaitTimeout` when the time is over, and `JobNotFound`. Inside ``atomic()``
-    it does not wait: a job that has not finished raises ``TransactionManagementError`` there, since
-    the caller would hold what the job needs, or wait for a job that is not committed.
+    a second each. Raises `WaitTimeout` when the time is over, and `JobNotFound`. Inside
+    ``atomic()`` it does not wait: a job that has not finished raises ``TransactionManagementError``
+    there. The caller would hold what the job needs, or wait for a job that is not committed.
     """
     wait = _Wait(job, timeout_seconds)
     while not wait.is_over():

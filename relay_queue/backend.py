@@ -7,10 +7,12 @@ caller would enqueue again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
 from inspect import iscoroutinefunction
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +20,7 @@ from asgiref.sync import sync_to_async
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from relay_queue import announce, conf, payload, store
+from relay_queue import announce, conf, payload, store, validation
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     AnyResult,
@@ -47,18 +49,27 @@ OPTIONS: Final = (*OF_JOBS, "enqueue_on_commit", "max_payload_bytes")
 """What ``TASKS[alias]["OPTIONS"]`` may set; all but ``enqueue_on_commit`` are for the tasks of the
 alias that do not say themselves."""
 
-MOST_AGREEMENTS: Final = 1024
-"""Tasks whose terms a backend remembers."""
+OF_CALLS: Final = frozenset({"idempotency_key", "run_after", "wait_seconds"})
+"""The options that ``using`` mostly sets for one call. Tasks that differ in no other one are alike."""
+
+MOST_REMEMBERED: Final = 1024
+"""Kinds of tasks whose job options a backend remembers."""
 
 MIN_PAYLOAD_BYTES: Final = len(NO_ARGUMENTS)
 
+_what_is_alike = attrgetter(*(f.name for f in fields(RelayTask) if f.name not in OF_CALLS))
 
-class _Agreed(NamedTuple):
-    """What all calls of one task have in common; agreed on once for a batch."""
 
-    terms: store.JobOptions
-    idempotency_key: str | None
+class _TaskOptions(NamedTuple):
+    """What the jobs of all tasks that are alike have in common, under some settings.
+
+    ``validated``: such a task has passed `RelayBackend.validate_task` under these settings.
+    """
+
+    settings: conf.RelaySettings
+    jobs: store.JobOptions
     max_payload_bytes: int | None
+    validated: bool
 
 
 class RelayBackend(BaseTaskBackend):
@@ -70,11 +81,11 @@ class RelayBackend(BaseTaskBackend):
 
     A queue in a database of its own cannot share a transaction with the caller's rows. With
     ``"enqueue_on_commit": True``, or the alias of the database that has the rows, an enqueue inside
-    ``atomic()`` of that database is checked at once and written right after the commit, as with
-    ``transaction.on_commit``. Until then the result's ``id`` is empty and its ``enqueued_at`` is
-    None; after a rollback they stay so. What can only be known when the job is written, such as
-    `QueueFull`, is raised out of the ``atomic()`` block then, with the rows committed. A process
-    that dies between the commit and the write loses the job.
+    ``atomic()`` of that database is checked at once. The job is written right after the commit, as
+    with ``transaction.on_commit``. Until then the result's ``id`` is empty and its ``enqueued_at``
+    is None; after a rollback they stay so. A refusal that is known only when the job is written,
+    such as `QueueFull`, is then raised out of the ``atomic()`` block, with the rows committed. A
+    process that dies between the commit and the write loses the job.
     """
 
     task_class = RelayTask
@@ -99,10 +110,10 @@ class RelayBackend(BaseTaskBackend):
                 f"means {DEFAULT_DB_ALIAS!r}, or an alias of DATABASES."
             )
         self._rows_in = DEFAULT_DB_ALIAS if asked is True else asked or None
-        self._agreements: dict[int, tuple[AnyTask, conf.RelaySettings, _Agreed]] = {}
+        self._remembered: dict[Hashable, _TaskOptions] = {}
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Judge ``OPTIONS`` for ``manage.py check``: what no task could use is an error."""
+        """Check ``OPTIONS``: an option that no task could use is an error of ``manage.py check``."""
         given = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
             queue = next(iter(conf.get().queues or ["default"]))
@@ -111,7 +122,7 @@ class RelayBackend(BaseTaskBackend):
             if self._rows_in is not None and self._rows_in not in connections.settings:
                 raise InvalidJob(f"enqueue_on_commit is {self._rows_in!r}, not in DATABASES")
         except ConfigurationError:
-            return []  # relay_queue.E001 tells
+            return []  # relay_queue.E001 says so
         except InvalidJob as error:
             message = f"TASKS[{self.alias!r}]['OPTIONS'] is not usable: {error}."
             hint = "Correct it, or leave it out: every option has a default."
@@ -119,12 +130,22 @@ class RelayBackend(BaseTaskBackend):
         return []
 
     def validate_task(self, task: AnyTask) -> None:
-        """Raise the framework's ``InvalidTask`` if the task or an option of it is not usable."""
+        """Raise the framework's ``InvalidTask`` if the task or an option of it is not usable.
+
+        ``using`` makes a task, which the framework validates. Of a task like one that has passed,
+        only the options of the call are looked at.
+        """
+        known = self._recall(task)
+        if known is None or not known.validated or not _has_usable_call(task):
+            self._validate_all(task)
+            self._remember(task, validated=True)
+
+    def _validate_all(self, task: AnyTask) -> None:
         self._require_admitted(task.queue_name)
         try:
             super().validate_task(task)
         except (AttributeError, TypeError, ValueError):  # it compares before it asks for the type
-            self._require_terms(task)
+            self._require_job_options(task)
             raise
         if "." in task.func.__qualname__:
             raise InvalidTask(
@@ -140,7 +161,7 @@ class RelayBackend(BaseTaskBackend):
             _require_exceptions(task)
             _require_wait_seconds(task)
             self._require_atomic_is_possible(task)
-        self._require_terms(task)
+        self._require_job_options(task)
 
     def enqueue(  # type: ignore[override]
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -151,7 +172,7 @@ class RelayBackend(BaseTaskBackend):
         written then.
         """
         call = (task, args, kwargs)
-        job = self._job(self._agree(task), call)
+        job = self._job(self._options_of(task), call)
         result = new_result(call, self.alias)
         self._when_committed(partial(self._insert, job, result))
         return result
@@ -188,8 +209,8 @@ class RelayBackend(BaseTaskBackend):
         taken = list(calls)
         # A batch mostly has a few tasks and many calls of each.
         tasks = {id(task): task for task, _, _ in taken}
-        agreed = {key: self._agree(task) for key, task in tasks.items()}
-        jobs = [self._job(agreed[id(call[0])], call) for call in taken]
+        options = {key: self._options_of(task) for key, task in tasks.items()}
+        jobs = [self._job(options[id(call[0])], call) for call in taken]
         results = EnqueuedResults(self.alias, taken)
         self._when_committed(partial(self._insert_many, jobs, results))
         return results
@@ -233,15 +254,15 @@ class RelayBackend(BaseTaskBackend):
         self.after_insert(results)
 
     @staticmethod
-    def _job(agreed: _Agreed, call: Call) -> store.NewJob:
+    def _job(options: _TaskOptions, call: Call) -> store.NewJob:
         """Return the job of a call. Raises `PayloadError` if its arguments cannot be stored."""
         task, args, kwargs = call
-        terms, key, limit = agreed
+        key, limit = getattr(task, "idempotency_key", None), options.max_payload_bytes
         try:
-            job = store.build_job(terms, args, kwargs, key)
+            job = store.build_job(options.jobs, args, kwargs, key)
         except PayloadError as refusal:
             # The framework also takes text as bytes, and other kinds of sequences and mappings.
-            job = store.build_job(terms, *_normalized(args, kwargs, refusal), key)
+            job = store.build_job(options.jobs, *_normalized(args, kwargs, refusal), key)
         if limit is not None and len(job.payload) > limit:
             raise PayloadError(
                 f"the arguments of {task.module_path} take {len(job.payload):,} bytes of JSON, and "
@@ -249,27 +270,40 @@ class RelayBackend(BaseTaskBackend):
             )
         return job
 
-    def _agree(self, task: AnyTask) -> _Agreed:
-        """Return the terms of a task that a worker will find. Raises `UnknownTask` otherwise."""
-        settings = conf.get()
-        kept = self._agreements.get(id(task))
-        # Held by the entry, the task still is the one that had this id.
-        if kept is not None and kept[0] is task and kept[1] is settings:
-            resolve(task.module_path, self.alias)
-            return kept[2]
-        if task.backend != self.alias or (self.queues and task.queue_name not in self.queues):
-            self.validate_task(task)  # else its own alias did, when it was made
+    def _options_of(self, task: AnyTask) -> _TaskOptions:
+        """Return the options of a task that a worker will find. Raises `UnknownTask` otherwise."""
+        known = self._recall(task)
+        if known is None and not self._owns(task):
+            self.validate_task(task)  # else its own alias did, when the task was made
         resolve(task.module_path, self.alias)
-        agreed = _Agreed(
-            store.job_options(**self._job_options(task)),
-            getattr(task, "idempotency_key", None),
-            self._option(task, "max_payload_bytes"),
-        )
-        if task.run_after is None:  # how far ahead a time may be is a question of now
-            if len(self._agreements) >= MOST_AGREEMENTS:
-                self._agreements.clear()  # tasks that `using` makes for one call add up
-            self._agreements[id(task)] = (task, settings, agreed)
-        return agreed
+        if known is None:
+            known = self._remember(task, validated=False)
+        if task.run_after is None:
+            return known
+        due = validation.require_run_after(task.run_after, known.settings.max_defer_seconds)
+        return known._replace(jobs=replace(known.jobs, run_after=due))
+
+    def _owns(self, task: AnyTask) -> bool:
+        return task.backend == self.alias and (not self.queues or task.queue_name in self.queues)
+
+    def _recall(self, task: AnyTask) -> _TaskOptions | None:
+        """Return what is remembered of tasks like this one, under the present settings."""
+        try:
+            found = self._remembered.get(_kind(task))
+        except (AttributeError, TypeError):  # not a Relay task, or one with an option like a list
+            return None
+        return found if found is not None and found.settings is conf.get() else None
+
+    def _remember(self, task: AnyTask, *, validated: bool) -> _TaskOptions:
+        """Check the options that tasks like this one share, and remember them."""
+        jobs = store.job_options(**{**self._job_options(task), "run_after": None})
+        limit = self._option(task, "max_payload_bytes")
+        options = _TaskOptions(conf.get(), jobs, limit, validated)
+        with suppress(AttributeError, TypeError):
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[_kind(task)] = options
+        return options
 
     def _job_options(self, task: AnyTask) -> dict[str, Any]:
         return {
@@ -309,7 +343,7 @@ class RelayBackend(BaseTaskBackend):
                 "which admits every queue."
             )
 
-    def _require_terms(self, task: AnyTask) -> None:
+    def _require_job_options(self, task: AnyTask) -> None:
         if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
             raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
         try:
@@ -337,6 +371,28 @@ class RelayBackend(BaseTaskBackend):
                 f"its timeout_seconds must be at most {limit:g}; it is {shown(timeout)}. Set it lower, or "
                 'raise RELAY["ATOMIC_MAX_SECONDS"].'
             )
+
+
+def _kind(task: AnyTask) -> Hashable:
+    """Return what tasks that are alike have in common. Raises ``AttributeError`` for other tasks.
+
+    With the types of the options: True equals 1, and is no number of attempts.
+    """
+    values = _what_is_alike(task)
+    return (*values, *map(type, values))
+
+
+def _has_usable_call(task: AnyTask) -> bool:
+    """Whether the options of one call are usable; those of its task were found to be."""
+    try:
+        if task.run_after is not None:
+            validation.require_run_after(task.run_after, conf.get().max_defer_seconds)
+        if isinstance(task, RelayTask):
+            validation.require_idempotency_key(task.idempotency_key)
+            _require_wait_seconds(task)
+    except (InvalidJob, InvalidTask):
+        return False
+    return True
 
 
 def _is_inside_atomic() -> bool:

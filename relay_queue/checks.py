@@ -1,7 +1,7 @@
 """System checks: what ``manage.py check`` says about Relay's settings and surroundings.
 
-They read settings and the operating system, and never query the database; what only a query can
-tell is the business of ``relay doctor``.
+They read settings and the operating system, and never query the database; ``relay doctor`` does
+that.
 
 ===================== ============================================================================
 Id                    What it says
@@ -92,7 +92,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
 
 
 def check_tasks(**_: Any) -> list[checks.CheckMessage]:
-    """Compare ``settings.TASKS`` with what Relay was told."""
+    """Compare ``settings.TASKS`` with Relay's own settings."""
     aliases = _relay_aliases()
     if not aliases:
         hint = (

@@ -25,14 +25,14 @@ def now() -> datetime:
     return _source()
 
 
-def told() -> datetime | None:
-    """Return what `use` has told the time to be; None while clocks are what they are."""
+def overridden() -> datetime | None:
+    """Return the time that `use` has set, or None while the clocks are real."""
     return None if _source is _wall else _source()
 
 
 def of_database(reading: datetime) -> datetime:
-    """Return what a database's clock says, unless the time is `told`."""
-    return told() or reading
+    """Return what a database's clock says, unless `use` has set the time."""
+    return overridden() or reading
 
 
 @contextmanager

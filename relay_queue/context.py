@@ -1,4 +1,4 @@
-"""What a running function can know of its job, and how it hears that it should stop."""
+"""What a running function can know of its job, and how it learns that it should stop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TIMED_OUT = "its time is over"
 """The reason that `JobContext.cancel` gets when the timeout has passed."""
 
 GRACE_SECONDS = 0.1
-"""How long a function has to say itself that its time is over. The loop's word for it would make its
-own, which comes a moment later, look like a late return."""
+"""How long a function may take to raise `TimedOut` by itself after its deadline. If the loop
+settled for it at once, the function's own outcome would look like a late return."""
 
 _current: ContextVar[JobContext | None] = ContextVar("relay_queue_job", default=None)
 
@@ -45,11 +45,11 @@ def leave(before: Token[JobContext | None]) -> None:
 class JobContext:
     """One attempt of one job, shared by the function that runs it and the loop that watches it.
 
-    ``epoch`` is the lease's id: it grows with every lease, so an outside system can refuse whoever
-    comes with a smaller one than it has seen. ``deadline`` is a reading of ``time.monotonic``.
-    ``worker`` is the incarnation of the worker process. ``left_open`` are the aliases of connections
-    that other threads of this job were found to have left in a transaction. Python cannot stop a thread: a function
-    that runs long looks at ``cancelled``, or calls `raise_if_cancelled`, now and then.
+    ``epoch`` is the lease's id: it grows with every lease, so an outside system can refuse a call
+    with a smaller one than it has seen. ``deadline`` is a reading of ``time.monotonic``. ``worker``
+    is the incarnation of the worker process. ``left_open`` are the aliases of connections that
+    other threads of this job were found to have left in a transaction. Python cannot stop a thread:
+    a function that runs long looks at ``cancelled``, or calls `raise_if_cancelled`, now and then.
     """
 
     job_id: int
@@ -79,8 +79,9 @@ class JobContext:
         )
 
     def start_clock(self, timeout_seconds: float | None) -> None:
-        """Begin the time limit anew, now that the function begins."""
-        # In this order: the loop, in its own thread, must not see the old limit count once more.
+        """Start the time limit over, now that the function begins."""
+        # In this order, so that the loop, in its own thread, does not apply the old limit once
+        # more.
         self.deadline = None if timeout_seconds is None else monotonic() + timeout_seconds
         self.waits = False
 

@@ -163,10 +163,6 @@ class Unstorable(RelayError):
     """The outcome of a job could not be written for a reason that lies in its data."""
 
 
-class ChecksumMismatch(RelayError):
-    """The stored job is not the one that was enqueued: its checksum does not fit."""
-
-
 def _in_seconds(value: float) -> str:
     try:
         return f"{value:g} s"

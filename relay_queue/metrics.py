@@ -1,8 +1,8 @@
 """``/metrics`` for Prometheus: how the queues and workers stand, and what was done today.
 
 Everything is read from the database at each scrape, so all web processes give the same answer and
-nothing is lost when one restarts. Counters start anew at midnight UTC, which Prometheus takes for
-the restart of a process: sums over all time would fall when old minutes are pruned.
+nothing is lost when one restarts. Counters start over at midnight UTC, which Prometheus takes for
+the restart of a process. Sums over all time would fall when old minutes are pruned.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _queues() -> Iterator[Metric]:
 def _events() -> Iterator[Metric]:
     events = CounterMetricFamily(
         "relay_events",
-        "What befell jobs since midnight UTC: claims, ends of attempts, and late returns.",
+        "Events of jobs since midnight UTC: claims, ends of attempts, and late returns.",
         labels=["queue", "event"],
     )
     midnight = looks.now().replace(hour=0, minute=0, second=0, microsecond=0)

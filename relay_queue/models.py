@@ -129,7 +129,7 @@ class Job(models.Model):
                 name="relay_job_budget_kept",
             ),
         ]
-        # Partial, each on one part of a job's life: a job that moves on leaves the index, so a
+        # Partial, each on one part of a job's life. A job that moves on leaves the index, so a
         # million finished or future jobs cost a claim nothing.
         indexes = [
             models.Index(
@@ -161,7 +161,7 @@ class Job(models.Model):
 
 
 class Dashboard(Job):
-    """How all queues stand: a place in the admin, with neither rows nor a table of its own."""
+    """The state of all queues: a place in the admin, without rows or a table of its own."""
 
     class Meta:
         proxy = True
@@ -171,7 +171,7 @@ class Dashboard(Job):
 
 
 class DeadLetter(Job):
-    """A job that went dead, for the page of its own. Whoever may view jobs may view it."""
+    """A job that went dead, for the page of its own. Users who may view jobs may view it."""
 
     class Meta:
         proxy = True
@@ -235,8 +235,8 @@ class Worker(models.Model):
 class Lease(models.Model):
     """The right to run a job for a limited time, kept afterwards as the record of the attempt.
 
-    ``id`` is the epoch: a later lease has a larger one. ``token`` fences: whoever does not know it
-    changes nothing.
+    ``id`` is the epoch: a later lease has a larger one. ``token`` is the fence: a settlement
+    without it changes nothing.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -300,7 +300,7 @@ class Lease(models.Model):
                 condition=Q(outcome__in=NOT_ACKED),
                 name="relay_lease_not_acked",
             ),
-            # Attempts of which nobody knows how far they came; there are few.
+            # Attempts of unknown effect; there are few.
             models.Index(
                 fields=["ended_at"],
                 condition=Q(outcome__in=INTERRUPTED),
@@ -352,8 +352,8 @@ class QueueMinute(models.Model):
 class BulkAct(models.Model):
     """One act on every job that matched a filter, done in batches by a worker.
 
-    ``position`` is the id of the last job that was dealt with: whoever runs the act next goes on
-    behind it. Jobs above ``upper_id`` came later and are left alone.
+    ``position`` is the id of the last job that was handled: the next run of the act goes on after
+    it. Jobs above ``upper_id`` came later and are left alone.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -362,7 +362,7 @@ class BulkAct(models.Model):
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     listing = models.CharField(_("list"), max_length=100)
     filters = models.TextField(_("filters"), default="", blank=True)
-    # Dates in filters are read in the zone and the format of whoever typed them.
+    # Dates in filters are read in the zone and the format of the user who typed them.
     time_zone = models.CharField(_("time zone"), max_length=64)
     language = models.CharField(_("language"), max_length=16)
     upper_id = models.BigIntegerField(_("newest job"))

@@ -1,8 +1,8 @@
 r"""Arguments and results as JSON text, and the checksum of what never changes in a job.
 
-The text is canonical: keys are sorted, separators are compact, and every character outside ASCII
-is escaped. So the bytes are the same on every database and under every encoding, one character is
-one byte, and a NUL is storable because it is written as ``\u0000``.
+The text is canonical: keys are sorted, separators are compact, and every character outside ASCII is
+escaped. So the bytes are the same on every database and under every encoding, and one character is
+one byte. A NUL is storable because it is written as ``\u0000``.
 
 What round-trips: None, booleans, integers of at most 4,300 digits, finite floats, strings without
 lone surrogates, lists, and dictionaries with string keys. Tuples come back as lists. Values of a
@@ -24,8 +24,8 @@ from zlib import crc32
 
 from relay_queue.exceptions import PayloadError
 
-# Python refuses to read integers with more digits, unless told otherwise. A producer that was told
-# otherwise must not enqueue what a worker with the usual limit cannot decode.
+# Python refuses to read integers with more digits, unless that limit is changed. A producer with
+# another limit must not enqueue what a worker with the usual one cannot decode.
 MAX_INTEGER_DIGITS: Final = 4300
 
 NO_ARGUMENTS: Final = '{"args":[],"kwargs":{}}'
@@ -174,8 +174,8 @@ def _encode_plain(value: Any, roots: Iterable[Any], max_bytes: int, max_depth: i
 def _is_plain(roots: Iterable[Any], max_items: int, max_depth: int) -> bool:
     """Say whether values and keys are of exact JSON types and nested within bounds.
 
-    The encoder would turn other keys into strings without a word. It goes level by level and counts
-    the items, each of which takes at least a byte: that bounds the work for circles, and for
+    The encoder would turn other keys into strings without an error. It goes level by level and
+    counts the items, each of which takes at least a byte. That bounds the work for circles, and for
     containers that hold each other many times.
     """
     level, items = roots, 0

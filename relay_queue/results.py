@@ -78,8 +78,8 @@ def stored_result(result_id: str) -> AnyResult:
     """Read a job and its attempts. Raises ``TaskResultDoesNotExist`` or ``TaskResultMismatch``.
 
     ``worker_ids`` has the worker of each charged attempt, and ``errors`` an error for each that
-    failed. A cancelled job has one more, the last, which says so; and a job that failed without any
-    attempt has one all the same.
+    failed. A cancelled job has one more, the last, which says so. A job that failed without any
+    attempt has one, too.
     """
     # Models need loaded apps, and tasks may be imported before that.
     from relay_queue.models import Job

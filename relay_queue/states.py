@@ -40,7 +40,7 @@ class Outcome(TextChoices):
 
 
 class WorkerOrder(TextChoices):
-    """What an operator has told a worker process; without an order it serves."""
+    """An operator's order to a worker process. Without one it serves."""
 
     QUIET = "quiet", _("Claim nothing more, and stay")
     STOP = "stop", _("Finish what runs, and end")
@@ -75,20 +75,21 @@ RELEASABLE: Final = frozenset({State.RUNNING})
 CAN_GO_DEAD: Final = frozenset(s for s in State if State.DEAD in TRANSITIONS[s])
 # Not ready before their time.
 NOT_DUE: Final = frozenset({State.SCHEDULED, State.RETRYING})
-# Nobody runs them, and somebody will: their place in the queue can change.
+# Jobs that will run and do not run now: their place in the queue can change.
 WAITING: Final = NOT_DUE | {State.READY}
 
 # An uncharged lease gives its attempt back; every other one has used it up for good.
 UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})
 
-# Outcomes that the function itself gave. After any other nobody can know whether it had its effect.
+# Outcomes that the function itself gave. After any other end it is unknown whether it had its
+# effect.
 ANSWERED: Final = frozenset({Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED})
 
 # Every end but the usual one, in an order: an index is made of this list and queries must repeat it.
 NOT_ACKED: Final = tuple(outcome.value for outcome in Outcome if outcome is not Outcome.ACKED)
 
-# Ends that took the job from an owner who may still have been at it: what such an attempt did is
-# unknown, and the next one may do it again. In an order, as above.
+# Ends that took the job from an owner that may still have been running it. The effect of such an
+# attempt is unknown, and the next one may repeat it. In an order, as above.
 INTERRUPTED: Final = tuple(end.value for end in (Outcome.TIMED_OUT, Outcome.EXPIRED, Outcome.LOST))
 
 # For each terminal state, the outcomes that the newest lease may have. None stands for a job that

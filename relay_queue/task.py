@@ -206,15 +206,15 @@ def task(
 def resolve(path: str, backend: str) -> AnyTask:
     """Return the task that a stored path names, if a job of alias ``backend`` may run it.
 
-    Whoever can write the table can write any path, so nothing is called and little is imported: a
-    path runs only if it leads to a `Task` that bears this very path and belongs to an alias backed
+    A user who can write the table can write any path, so nothing is called and little is imported.
+    A path runs only if it leads to a `Task` that has this very path and belongs to an alias backed
     by Relay. Its module is imported only if it is part of an installed app or of the package of the
-    settings; any other module must have been imported by the project itself. Raises `UnknownTask`
-    with the reason, or whatever the module raises while it is imported.
+    settings. Any other module must have been imported by the project itself. Raises `UnknownTask`
+    with the reason, or any error that the module raises while it is imported.
     """
     _require_relay(path, backend)
     module_name, _, name = path.rpartition(".")
-    # Not getattr: a module's __getattr__ is code, and would run with whatever name was stored.
+    # Not getattr: a module's __getattr__ is code, and would run with the stored name.
     found = vars(_module(path, module_name)).get(name)
     if found is None:
         raise UnknownTask(f"{path!r} is nothing, not a task. Was it renamed, moved or removed?")

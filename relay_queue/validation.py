@@ -102,6 +102,11 @@ def require_run_after(value: object, max_defer_seconds: float) -> datetime:
     return due
 
 
+def require_idempotency_key(value: object) -> str | None:
+    """Return the key of a call as a plain string, or None if it has none."""
+    return None if value is None else require_text("idempotency_key", value, 255)
+
+
 def require_arguments(args: Any, kwargs: Any) -> None:
     """Check that these are positional and keyword arguments, not a string or a mapping by slip."""
     if type(args) in (list, tuple) and type(kwargs) is dict:

@@ -30,8 +30,8 @@ ANSWERING_VERBS: Final = frozenset({"ack", "snooze"})
 worker says it, too, of a function that ran past its time and has not ended."""
 
 CUT_SHORT: Final = frozenset(Outcome) - ANSWERED
-"""Ends of a lease that say nothing of its function. *Released* is among them: an owner hands back
-when it is told to stop or loses the job to an operator, and its function may have begun."""
+"""Ends of a lease that say nothing of its function. *Released* is among them: an owner hands a job
+back when it must stop or when an operator takes the job, and its function may have begun."""
 
 
 class Attempt(Protocol):
@@ -47,7 +47,7 @@ class Attempt(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class AttemptCounts:
     """The attempts of one job by what is known of them."""
 
     answered: int = 0
@@ -59,7 +59,7 @@ class Tally:
         """What follows from the numbers.
 
         One answer beside an attempt that was cut short is "at least once" at best, so the effect is
-        unknown; two answers are certain whatever else there is.
+        unknown. Two answers are certain in any case.
         """
         if self.answered > 1:
             return Verdict.RAN_AGAIN
@@ -73,13 +73,13 @@ class Tally:
 def has_answered(lease: Attempt) -> bool:
     """Say whether the function of an ended lease certainly came to its end.
 
-    It did if its word was taken, and also if its word came too late: the result was refused, but the
-    function ran.
+    It did if its settlement was accepted. It also did if that came too late: the result was
+    refused, but the function ran.
     """
     return lease.outcome in ANSWERED or lease.refused_verb in ANSWERING_VERBS
 
 
-def tally(leases: Iterable[Attempt]) -> Tally:
+def count_attempts(leases: Iterable[Attempt]) -> AttemptCounts:
     """Count the attempts of one job, in any order."""
     answered = cut_short = 0
     running = False
@@ -90,9 +90,9 @@ def tally(leases: Iterable[Attempt]) -> Tally:
             answered += 1
         else:
             cut_short += 1
-    return Tally(answered, cut_short, running)
+    return AttemptCounts(answered, cut_short, running)
 
 
 def judge(leases: Iterable[Attempt]) -> Verdict:
     """Return the verdict on one job, given all its leases."""
-    return tally(leases).verdict
+    return count_attempts(leases).verdict

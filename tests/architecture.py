@@ -1,14 +1,20 @@
 """The rules of Relay's layout, as functions from source text to a list of violations.
 
 A module is a dotted name with its parsed source. Rules read the code and never import it, so a
-planted module of two lines tests a rule as well as the package does.
+planted module of two lines tests a rule as well as the package does. `RULES` look at one module,
+`RULES_OF_ALL` at all of them together.
 """
 
 import ast
+import io
 import re
-from collections.abc import Iterator
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache, cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = "relay_queue"
@@ -64,6 +70,19 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
 LAYER_OF = {part: rank for rank, (_, parts) in enumerate(LAYERS) for part in parts}
 
 MAX_MODULE_LINES = 500
+MIN_MODULE_LINES = 80
+"""A shorter module that only one other imports is a part of that other one."""
+
+SHORT_BY_NATURE: Mapping[str, str] = {
+    "relay_queue.db.sqlite3.creation": "every engine of Django has a module of this name",
+    "relay_queue.signals": "projects import it, to connect their receivers",
+    "relay_queue.worker.services.*": "a service is one file and one line of the list of services",
+    "relay_queue.management.commands.*": "Django finds commands by the names of their modules",
+    "relay_queue.*apps": "Django finds it by its name",
+    "relay_queue.*__main__": "Python runs it by its name",
+}
+"""Modules that may be short although only one other imports them, each with the reason."""
+
 MAX_FUNCTION_LINES = 50
 AIM_FUNCTION_LINES = 25
 FORBIDDEN_NAMES = frozenset({"utils", "helpers", "util", "helper", "misc", "common"})
@@ -73,9 +92,29 @@ WRITES = frozenset(
     {"save", "delete", "create", "bulk_create", "bulk_update", "get_or_create", "update_or_create"}
 )
 QUERYSET_METHODS = frozenset({"objects", "filter", "exclude", "all", "order_by"})
-WRITING_SQL = re.compile(
-    r"\b(INSERT\s+INTO|REPLACE\s+INTO|UPDATE|DELETE\s+FROM)\s+[\"'`]?relay_", re.IGNORECASE
+GAP = "{}"
+"""What stands in a text for a part that is filled in when the code runs."""
+
+WRITTEN_TABLE = re.compile(
+    r"""
+    \b(?: (?:INSERT|REPLACE|MERGE)\s+INTO | DELETE\s+FROM | TRUNCATE(?:\s+TABLE)? | INTO
+        | UPDATE(?=\s+\S+(?:\s+(?:AS\s+)?\w+)?\s+SET\s+(?:\{|\S+\s*=)) | UPDATE(?=\s+["'`]?relay_) )
+    \s+ (?:ONLY\s+)? ["'`]? (?P<table>%\(\w+\)s|[^\s"'`(,;]+)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
+PLACEHOLDER = re.compile(r"\{[^{}]*\}|%s|%\(\w+\)s|\$\w+|\$\{\w+\}")
+
+WRITERS_OF_SCRATCH: Mapping[str, str] = {
+    "relay_queue.lab.data": "fills scratch databases that nobody has open: enqueues take hours",
+    "relay_queue.lab.drill.injector": "alters a row as a faulty disk does, which no verb may",
+}
+"""Modules outside of the store that write its tables in SQL, each with the reason."""
+
+COUNTER_TABLE = "relay_queue_queuecount"
+
+HARD_WORDS = re.compile(r"\b(anew|lest|befell|whence|thereof|in vain|takes? (?:its|their) leave)\b")
+"""Words that many readers of English as a second language do not know, or must read twice."""
 
 # In two parts each, so that this file does not break its own rule.
 MACHINE_PATHS = re.compile(r"(?<![\w.}~-])/" + r"(work|root|home)/\w")
@@ -275,14 +314,64 @@ def _chain(node: ast.expr) -> list[str]:
             return ["", *reversed(names)]
 
 
+def _flat(node: ast.AST) -> str | None:
+    """Return the text that an expression puts together, with gaps for what is filled in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_flat(part) or GAP for part in parts)
+        case ast.BinOp(op=ast.Add()):
+            left, right = _flat(node.left), _flat(node.right)
+            return None if left is None and right is None else f"{left or GAP}{right or GAP}"
+        case ast.Call(
+            func=ast.Attribute(attr="join", value=ast.Constant(value=str(between))),
+            args=[ast.List(elts=parts) | ast.Tuple(elts=parts)],
+        ):
+            return between.join(_flat(part) or GAP for part in parts)
+    return None
+
+
+def _replaced(module: Module) -> list[str]:
+    """Return what the module replaces in texts: a statement may name a table by that."""
+    return [
+        node.args[0].value
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "replace"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+        and len(node.args[0].value) > 1
+    ]
+
+
+def written_tables(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield line and table of every statement that writes one of Relay's, or one filled in."""
+    replaced = _replaced(module)
+    seen: set[tuple[int, str]] = set()
+    for node in ast.walk(module.tree):
+        text = None if id(node) in module.docstrings else _flat(node)
+        for found in WRITTEN_TABLE.finditer(text or ""):
+            table = found["table"]
+            named = table.lower().startswith("relay_")
+            # Prose may go into anything; only a statement goes into a table of Relay.
+            bare = found[0].lower().startswith(("into", "truncate"))
+            filled = PLACEHOLDER.search(table) or any(word in table for word in replaced)
+            place = (getattr(node, "lineno", 1), table)
+            if (named or (filled and not bare)) and place not in seen:
+                seen.add(place)
+                yield place
+
+
 def writes_outside_store(module: Module) -> list[str]:
-    """Only the store writes the tables. Told by the shape of a call, as far as that goes."""
-    if module.part in {"store", "migrations", "db"}:
+    """Only the store writes the tables: in SQL, also where a table's name is filled in, or by models."""
+    if module.part in {"store", "migrations", "db"} or module.name in WRITERS_OF_SCRATCH:
         return []
     found = [
-        module.at(line, "writes a table of Relay in SQL: that is the store's")
-        for line, text in module.texts()
-        if WRITING_SQL.search(text)
+        module.at(line, f"writes the table {table} in SQL: that is the store's")
+        for line, table in written_tables(module)
     ]
     if not any(name.startswith(f"{PACKAGE}.models.") for _, name in imports(module)):
         return found
@@ -294,6 +383,51 @@ def writes_outside_store(module: Module) -> list[str]:
             if (method in WRITES or on_rows) and path[0] != "super":
                 found.append(module.at(node.lineno, f"calls {method}: writing is the store's"))
     return found
+
+
+def counts_by_hand(module: Module) -> list[str]:
+    """Only `transitions` tells the counters of a move, and `queues.recount` what the rows say."""
+    if module.name == f"{PACKAGE}.store.transitions":
+        return []
+    allowed: set[int] = set()
+    if module.name == f"{PACKAGE}.store.queues":
+        recount = (node for node, _ in functions(module) if node.name == "recount")
+        allowed = {id(inner) for node in recount for inner in ast.walk(node)}
+    found = [
+        module.at(node.lineno, "counts jobs: note the step with store.transitions.moved")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "count"
+        and len(node.args) + len(node.keywords) == 3
+        and id(node) not in allowed
+    ]
+    if module.part == "store" and module.name.rpartition(".")[2] not in {"transaction", "queues"}:
+        found += [
+            module.at(line, "writes the counters: the transaction does that")
+            for line, table in written_tables(module)
+            if table == COUNTER_TABLE
+        ]
+    return found
+
+
+def _prose(module: Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment and docstring, those of constants and fields included."""
+    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Expr) and (text := _flat(node.value)) is not None:
+            yield node.lineno, text
+
+
+def hard_words(module: Module) -> list[str]:
+    """Comments and docstrings are plain English: no archaic words."""
+    return [
+        module.at(line, f"says {found.group()!r}: use a plainer word")
+        for line, text in _prose(module)
+        for found in HARD_WORDS.finditer(text.lower())
+    ]
 
 
 def prints_outside_cli(module: Module) -> list[str]:
@@ -317,8 +451,73 @@ RULES = (
     vendor_comparison,
     missing_docstrings,
     writes_outside_store,
+    counts_by_hand,
+    hard_words,
     prints_outside_cli,
 )
+
+
+def imported_modules(modules: Sequence[Module]) -> dict[str, set[str]]:
+    """Return for each module the others of the package that it imports, wherever that stands.
+
+    Imports for the type checker count, too: whoever reads the one file must open the other. A name
+    that a package hands out leads to the package, even if a module of it has the same name.
+    """
+    by_name = {module.name: module for module in modules}
+    handed_out = {
+        module.name: {name.rpartition(".")[2] for _, name in imports(module)}
+        for module in modules
+        if module.is_package
+    }
+    found: dict[str, set[str]] = {module.name: set() for module in modules}
+    for module in modules:
+        for _, name in imports(module):
+            base, _, last = name.rpartition(".")
+            if name in by_name:
+                found[module.name].add(name)
+            if base in by_name and (name not in by_name or last in handed_out.get(base, ())):
+                found[module.name].add(base)
+        found[module.name].discard(module.name)
+    return found
+
+
+def circles(modules: Sequence[Module]) -> list[str]:
+    """No file imports another that imports it again, be it in a function or for types alone."""
+    graph = imported_modules(modules)
+    found = []
+    while True:
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            circle = error.args[1]
+            found.append(f"{' -> '.join(reversed(circle))}: give one what it needs, or merge them")
+            # Without this arrow, so that the next circle is seen, too.
+            graph[circle[1]].discard(circle[0])
+        else:
+            return found
+
+
+def too_short(modules: Sequence[Module]) -> list[str]:
+    """No module under 80 lines that only one other imports, but for those that are so by nature."""
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for importer, imported in imported_modules(modules).items():
+        for name in imported:
+            importers[name].add(importer)
+    found = []
+    for module in modules:
+        length = len(module.source.splitlines())
+        alone = len(importers[module.name]) == 1 and not module.is_package
+        if not alone or length >= MIN_MODULE_LINES:
+            continue
+        if not any(fnmatch(module.name, pattern) for pattern in SHORT_BY_NATURE):
+            (importer,) = importers[module.name]
+            found.append(
+                module.at(1, f"{length} lines, and only {importer} imports it: merge them")
+            )
+    return found
+
+
+RULES_OF_ALL = (circles, too_short)
 
 
 def private_places(name: str, text: str) -> list[str]:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +34,14 @@ WAIT_SECONDS = 30.0
 @task
 def noop() -> None:
     pass
+
+
+tenant: ContextVar[str] = ContextVar("tenant", default="none")
+
+
+@task
+def become_tenant(name: str) -> None:
+    tenant.set(name)
 
 
 @task

@@ -2,7 +2,7 @@
 
 import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,22 @@ def test_package_keeps_the_rule(rule: Callable[[Module], list[str]]) -> None:
     assert len(modules) > 10
     violations = [line for module in modules for line in rule(module)]
     assert not violations, f"{rule.__doc__}\n" + "\n".join(violations)
+
+
+@pytest.mark.parametrize("rule", architecture.RULES_OF_ALL, ids=lambda rule: rule.__name__)
+def test_all_modules_together_keep_the_rule(rule: Callable[[Sequence[Module]], list[str]]) -> None:
+    violations = rule(architecture.load(ROOT))
+    assert not violations, f"{rule.__doc__}\n" + "\n".join(violations)
+
+
+def test_exceptions_from_rules_are_of_modules_that_need_them() -> None:
+    modules = {module.name: module for module in architecture.load(ROOT)}
+    for name in architecture.WRITERS_OF_SCRATCH:
+        assert list(architecture.written_tables(modules[name])), f"{name} writes nothing any more"
+    for pattern in architecture.SHORT_BY_NATURE:
+        if "*" not in pattern:
+            lines = len(modules[pattern].source.splitlines())
+            assert lines < architecture.MIN_MODULE_LINES, f"{pattern} is not short any more"
 
 
 def test_most_functions_are_short() -> None:
@@ -147,6 +163,53 @@ BROKEN = [
         "relay_queue.cli.recover",
         "SQL = 'UPDATE relay_job SET state = 1'",
     ),
+    *[
+        (architecture.writes_outside_store, "relay_queue.lab.bench.filling", source)
+        for source in (
+            "COPY = 'INSERT INTO {job} (id) SELECT 1'.format(job=table)",
+            "COPY = 'INSERT INTO %s (id) SELECT 1' % table",
+            "COPY = 'INSERT INTO %(job)s (id) SELECT 1' % names",
+            "COPY = f'INSERT INTO {table} (id) SELECT 1'",
+            "COPY = f'INSERT INTO {Job._meta.db_table} (id) SELECT 1'",
+            "COPY = f'INSERT INTO {{job}} (id) SELECT {column}'",
+            "COPY = 'INSERT INTO JOB_TABLE (id) SELECT 1'.replace('JOB_TABLE', table)",
+            "COPY = 'INSERT INTO JOB_TABLE (id) SELECT 1'\nrun(COPY.replace('JOB_TABLE', table))",
+            "COPY = 'insert into ' + table + ' (id) SELECT 1'",
+            "COPY = ' '.join(['DELETE FROM', table])",
+            "COPY = 'UPDATE {job} SET state = 1'",
+            "COPY = 'UPDATE {job} AS j SET state = 1'",
+            "COPY = 'UPDATE ' + table + ' SET state = 1'",
+            "COPY = f'UPDATE relay_queue_{name} SET state = 1'",
+            "COPY = f'UPDATE {prefix}_job SET state = 1'",
+            "COPY = f'{verb} INTO relay_queue_job VALUES (1)'",
+            "COPY = 'DELETE FROM \"relay_queue_job\"'",
+            "COPY = 'TRUNCATE relay_queue_lease'",
+            "COPY = 'update only relay_queue_job set state = 1'",
+        )
+    ],
+    (
+        architecture.counts_by_hand,
+        "relay_queue.store.claim",
+        "def f(tx):\n    tx.count('default', 'ready', -1)",
+    ),
+    (
+        architecture.counts_by_hand,
+        "relay_queue.store.queues",
+        "def pause(tx):\n    tx.count('default', 'ready', n=-1)",
+    ),
+    (
+        architecture.counts_by_hand,
+        "relay_queue.worker.tick",
+        "with transaction() as savepoint:\n    savepoint.count('default', 'ready', 1)",
+    ),
+    (
+        architecture.counts_by_hand,
+        "relay_queue.store.prune",
+        "SQL = 'UPDATE relay_queue_queuecount SET n = 0'",
+    ),
+    (architecture.hard_words, "relay_queue.clock", "# Begin anew."),
+    (architecture.hard_words, "relay_queue.clock", "'Wait, lest it fails.'"),
+    (architecture.hard_words, "relay_queue.clock", "X = 1\n'Tried in vain.'"),
     (architecture.prints_outside_cli, "relay_queue.worker.loop", "print('hello')"),
 ]
 
@@ -186,6 +249,29 @@ KEPT = [
         "relay_queue.store.claim",
         "from relay_queue.models import Job\nJob.objects.create()",
     ),
+    *[
+        (architecture.writes_outside_store, "relay_queue.lab.bench.bare", source)
+        for source in (
+            "COPY = 'INSERT INTO bare_job ({columns}) VALUES ({marks})'",
+            "COPY = 'INSERT INTO bare_job SELECT 1'\nrun(copy.replace('relay_queue_', 'bare_'))",
+            "COPY = 'SELECT id FROM {job} WHERE id = %s'",
+            "COPY = f'the file goes into {folder}; update {name} and set it up'",
+            '"""INSERT INTO relay_queue_job is for the store."""',
+            "text = text.replace('update', '')",
+        )
+    ],
+    (
+        architecture.counts_by_hand,
+        "relay_queue.store.queues",
+        "def recount(tx):\n    tx.count('default', 'ready', 1)\nDROP = 'DELETE FROM relay_queue_queuecount'",
+    ),
+    (
+        architecture.counts_by_hand,
+        "relay_queue.store.transitions",
+        "tx.count('default', 'ready', 1)",
+    ),
+    (architecture.counts_by_hand, "relay_queue.store.claim", "n = names.count('default')"),
+    (architecture.hard_words, "relay_queue.clock", "# The oldest of the latest.\nX = 'anew'"),
     (architecture.prints_outside_cli, "relay_queue.cli.demo", "print('hello')"),
 ]
 
@@ -197,6 +283,84 @@ def test_rule_lets_honest_code_pass(
     rule: Callable[[Module], list[str]], name: str, source: str
 ) -> None:
     assert rule(Module(name, source)) == []
+
+
+def package(**sources: str) -> list[Module]:
+    """Return a package of modules of one line, and one whose name ends with ``_`` as a package."""
+    top = Module("relay_queue", "", is_package=True)
+    return [
+        top,
+        *(
+            Module(f"relay_queue.{name.rstrip('_').replace('__', '.')}", source, name.endswith("_"))
+            for name, source in sources.items()
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        package(a="from relay_queue import b", b="from relay_queue import a"),
+        package(a="from relay_queue.b import f", b="import relay_queue.a"),
+        package(a="from relay_queue import b", b="def f():\n    from relay_queue.a import g"),
+        package(a="from . import b", b="if TYPE_CHECKING:\n    from relay_queue.a import A"),
+        package(a="from . import b", b="from . import c", c="from . import a"),
+        package(
+            store_="from relay_queue.store.claim import claim",
+            store__claim="from relay_queue.store import claim",
+        ),
+    ],
+    ids=["each other", "by a name", "in a function", "for types", "of three", "by its package"],
+)
+def test_a_circle_of_files_is_found(modules: list[Module]) -> None:
+    (found,) = architecture.circles(modules)
+    assert found.count(" -> ") == len({*found.split(":")[0].split(" -> ")})
+
+
+def test_each_circle_of_several_is_found() -> None:
+    modules = package(
+        a="from . import b", b="from . import a", c="from . import d", d="from . import c"
+    )
+    assert len(architecture.circles(modules)) == 2
+
+
+def test_files_that_import_downwards_are_no_circle() -> None:
+    modules = package(
+        a="from . import b, c",
+        b="from . import c",
+        c="import os",
+        store_="from relay_queue.store.claim import claim",
+        store__claim="from relay_queue.store import records",
+        store__records="",
+    )
+    assert architecture.circles(modules) == []
+
+
+LONG = "x = 1\n" * 80
+
+
+def test_a_short_module_that_only_one_other_imports_is_found() -> None:
+    (found,) = architecture.too_short(package(a="from . import b", b="x = 1\n" * 79))
+    assert found.startswith("relay_queue.b:1: 79 lines, and only relay_queue.a imports it")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        package(a="from . import b", b=LONG),
+        package(a="from . import b", b="", c="from . import b"),
+        package(a="from . import signals", signals=""),
+        package(
+            worker_="",
+            worker__loop="from relay_queue.worker.services import prune",
+            worker__services_="",
+            worker__services__prune="",
+        ),
+    ],
+    ids=["long", "of two", "by nature", "a service"],
+)
+def test_a_module_may_be_short_or_have_one_importer(modules: list[Module]) -> None:
+    assert architecture.too_short(modules) == []
 
 
 def test_private_places_are_found_in_text() -> None:

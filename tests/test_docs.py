@@ -41,7 +41,8 @@ from relay_queue.task import RelayTask
 from relay_queue.testing import run_pending
 from relay_queue.verdict import Verdict
 from relay_queue.wakeup import doorbell
-from relay_queue.worker import liveness, loop, watch
+from relay_queue.worker import database, liveness, watchdog
+from tests import architecture
 from tests.simulation.__main__ import parser as simulation_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,7 +170,7 @@ def exists(dotted: str) -> bool:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_names_of_the_package_exist(path: Path) -> None:
-    loggers = {loop.logger.name, "relay_queue.supervisor"}
+    loggers = {database.logger.name, "relay_queue.supervisor"}
     assert not {name for name in identifiers(path) - loggers if not exists(name)}
 
 
@@ -421,8 +422,8 @@ def test_choices_of_an_option_are_the_documented_ones() -> None:
 
 def test_every_exit_code_is_documented() -> None:
     codes = {int(code(row[0])[0]) for row in rows(page("commands.md"), "Code", "Meaning")}
-    own = {base.INTERRUPTED, base.READER_GONE, loop.EXIT_UNKNOWN, loop.EXIT_REPLACED}
-    assert codes == own | {watch.EXIT_STUCK, watch.EXIT_HOGGED, 0, 1, 2}
+    own = {base.INTERRUPTED, base.READER_GONE, database.EXIT_UNKNOWN, database.EXIT_REPLACED}
+    assert codes == own | {watchdog.EXIT_STUCK, watchdog.EXIT_HOGGED, 0, 1, 2}
 
 
 def test_every_figure_of_bench_is_documented() -> None:
@@ -527,6 +528,18 @@ def test_documented_transitions_are_the_legal_ones() -> None:
     assert set(pairs) == legal
 
 
+def test_the_drawing_of_the_states_has_the_legal_transitions() -> None:
+    (drawing,) = (
+        block.text for block in blocks(page("internals.md")) if "stateDiagram" in block.text
+    )
+    arrows = re.findall(r"^ +(\S+) --> (\S+) : \S.*$", drawing, re.MULTILINE)
+    assert len(arrows) == drawing.count("-->")
+    legal = {(a.value, b.value) for a, targets in states.TRANSITIONS.items() for b in targets}
+    assert {(a, b) for a, b in arrows if "[*]" not in (a, b)} == legal
+    assert {a for a, b in arrows if b == "[*]"} == {state.value for state in states.TERMINAL}
+    assert len(arrows) == len(set(arrows))
+
+
 def test_documented_outcomes_are_those_of_leases() -> None:
     table = {code(row[0])[0]: row[2:] for row in rows(page("states.md"), "Outcome", "Meaning")}
     yes_no = {True: "yes", False: "no"}
@@ -572,6 +585,66 @@ def test_every_permission_is_described() -> None:
 def test_every_act_is_described_with_the_states_that_it_is_for() -> None:
     found = {row[0]: set(code(row[1])) for row in rows(page("acts.md"), "Act", "For jobs that are")}
     assert found == {str(act.label): set(act.states) for act in catalogue.JOB_ACTIONS}
+
+
+def test_layers_of_contributing_are_those_that_are_enforced() -> None:
+    table = rows((ROOT / "CONTRIBUTING.md").read_text(), "Layer", "Modules", "May")
+    described = [(name, frozenset(code(modules))) for name, modules, _ in table]
+    assert described == list(reversed(architecture.LAYERS))
+
+
+def test_layers_of_the_internals_are_those_that_are_enforced() -> None:
+    (block,) = blocks(section(page("internals.md"), "Layers"))
+    drawn = [re.split(r"  +", line, maxsplit=1) for line in block.text.splitlines()]
+    described = [(name, frozenset(parts.split(" · "))) for name, parts in drawn]
+    assert described == list(reversed(architecture.LAYERS))
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/internals.md"])
+def test_limits_of_files_are_those_that_are_enforced(name: str) -> None:
+    text = " ".join((ROOT / name).read_text().split())
+    longest = re.search(r"odules? (?:stay within|has more than) (\d+) lines", text)
+    function = re.search(r"functions? (?:within|more than) (\d+)", text)
+    shortest = re.search(r"module (?:under|has fewer than) (\d+) lines", text)
+    found = [int(match[1]) if match else None for match in (longest, function, shortest)]
+    limits = [getattr(architecture, f"{kind}_LINES") for kind in KINDS_OF_LIMITS]
+    assert found == limits
+
+
+KINDS_OF_LIMITS = ("MAX_MODULE", "MAX_FUNCTION", "MIN_MODULE")
+
+
+def test_each_of_ten_questions_is_answered_in_two_files_at_most() -> None:
+    answers = {
+        question: code(files) for question, files in rows(page("internals.md"), "Question", "Files")
+    }
+    assert len(answers) == 10
+    for question, words in answers.items():
+        files = [word for word in words if word.endswith(".py")]
+        assert 1 <= len(files) <= 2, question
+        assert all((ROOT / file).is_file() for file in files), question
+
+
+def test_files_that_contributing_names_exist() -> None:
+    words = code_words((ROOT / "CONTRIBUTING.md").read_text())
+    named = {word for word in words if re.fullmatch(r"[\w./]+(/|\.py|\.md)", word)}
+    assert len(named) > 15
+    homes = (ROOT, ROOT / "relay_queue", ROOT / "tests/admin")
+    ours = {name for name in named if not name.startswith("var/")}
+    assert not [name for name in ours if not any((home / name).exists() for home in homes)]
+
+
+def test_the_glossary_is_in_alphabetical_order_and_has_each_word_once() -> None:
+    words = [row[0].strip("*").lower() for row in rows(page("glossary.md"), "Word", "Meaning")]
+    assert words == sorted(set(words))
+
+
+def test_the_glossary_has_the_verbs_outcomes_and_layers_that_the_code_leans_on() -> None:
+    table = rows(page("glossary.md"), "Word", "Meaning")
+    words = {word.strip() for row in table for word in row[0].strip("*").lower().split(",")}
+    verbs = {"ack", "nack", "snooze", "release", "settle", "claim", "renew", "recover", "promote"}
+    parts = {"supervisor", "worker", "loop", "slot", "tick", "service", "gate", "bell", "session"}
+    assert verbs | parts | {"settlement", "verdict", "ring", "trial", "transition"} <= words
 
 
 def test_files_beside_the_database_bear_their_documented_names() -> None:

@@ -16,8 +16,8 @@ from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.operate import BATCH
 from relay_queue.store.records import Recovered
-from relay_queue.worker.hindrance import in_one_line
-from relay_queue.worker.siblings import CONFIRM_SECONDS, DeadSiblings
+from relay_queue.worker.database import in_one_line
+from relay_queue.worker.liveness import CONFIRM_SECONDS, DeadWorkers
 
 HELP = (
     "End the leases of workers that are proven dead, and those that have expired, and send their "
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def _recover_dead(trial: store.Trial) -> tuple[list[int], list[Recovered]]:
     """End the leases of dead workers; return the workers' ids and the leases."""
-    siblings = DeadSiblings()
+    siblings = DeadWorkers()
     ended: list[Recovered] = []
     try:
         _find(siblings)
@@ -89,7 +89,7 @@ def _recover_dead(trial: store.Trial) -> tuple[list[int], list[Recovered]]:
         while siblings.probes:
             with store.transaction() as tx:
                 batch = siblings.recover(tx, trial=trial)
-            siblings.bury()
+            siblings.forget()
             ended += batch
             if trial.faults and not batch:
                 break  # the other leases, and with them the rows of their workers, have to wait
@@ -98,7 +98,7 @@ def _recover_dead(trial: store.Trial) -> tuple[list[int], list[Recovered]]:
     return dead, ended
 
 
-def _find(siblings: DeadSiblings) -> None:
+def _find(siblings: DeadWorkers) -> None:
     """Find the dead workers; a session whose lock is free is examined a second time."""
     siblings.find(conf.get().database, NO_WORKER, watched=inf)
     if siblings.suspects:

@@ -1,10 +1,10 @@
-"""What lies beside a database, opened so that nobody can lead the process elsewhere.
+"""The files beside a database, opened so that no link can lead the process elsewhere.
 
-The folder of a database may be writable by a group. Whoever writes there can put a link, a pipe or
-a file of somebody else where a file of ours is expected, and a process of another user would
-open, change or give away what it leads to. So nothing here follows a link, whatever is opened is
-looked at before it is used, and rights are changed only through a descriptor. The name of the
-database itself may be a link: it is resolved once.
+The folder of a database may be writable by a group. A member of that group can put a link, a pipe
+or a foreign file where a file of ours is expected. A process of another user would then open,
+change or give away what it leads to. So nothing here follows a link. Each file is looked at before
+it is used, and rights are changed only through a descriptor. The name of the database itself may be
+a link: it is resolved once.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Folder:
 
     @classmethod
     def seen(cls, path: str, parent: Folder | None = None) -> Self:
-        """Open the directory ``path``, which is no link, whoever owns it. Raises `OSError`.
+        """Open the directory ``path``, which is no link, of any owner. Raises `OSError`.
 
-        For whoever only removes from it what it knows by its inode.
+        For callers that only remove from it what they know by its inode.
         """
         name, within = path, None
         if parent is not None:
@@ -135,7 +135,7 @@ class Folder:
                 try:
                     number, made = os.open(name, flags, 0o600, dir_fd=self.number), True
                 except FileExistsError:
-                    continue  # somebody else was faster
+                    continue  # another process was faster
             except OSError as error:
                 raise _explained(error, path, name, self.number) from error
             try:
@@ -225,7 +225,7 @@ def _may_change(status: os.stat_result, *, made: bool) -> bool:
 
 
 def _refuse_strangers(path: str, status: os.stat_result, model: os.stat_result | None) -> None:
-    """Raise `NotOurs` if the owner is nobody who may write the database."""
+    """Raise `NotOurs` if the owner may not write the database."""
     if status.st_uid in (0, os.geteuid()):
         return
     if model is not None:

@@ -53,7 +53,7 @@ def make_absolute(settings: dict[str, Any]) -> None:
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        return  # it was removed; whoever opens the database says so
+        return  # it was removed; opening the database says so
     if str(name).startswith(URI):
         # Only the beginning is new, so what is quoted stays as it is.
         settings["NAME"] = f"{URI}{_quoted(here)}/{str(name).removeprefix(URI)}"

@@ -1,9 +1,9 @@
 """The writer gate: one writer of a SQLite database at a time, each in its turn.
 
-SQLite lets one connection write and makes the others guess when to try again; whoever guesses
-badly starves. The gate is an exclusive ``flock`` on a file beside the database, taken before a
-write transaction begins and let go after it ended. It gives fairness only: no argument about
-safety may rest on it.
+SQLite lets one connection write and makes the others guess when to try again. A connection that
+guesses badly starves. The gate is an exclusive ``flock`` on a file beside the database, taken
+before a write transaction begins and let go after it ended. It gives fairness only: no argument
+about safety may rest on it.
 
 Order is always gate first, SQLite second. Never ask for the gate while a connection of this
 thread is already in a transaction that does not hold it.
@@ -16,12 +16,12 @@ import threading
 import warnings
 from collections import deque
 from math import inf
-from time import monotonic
+from time import monotonic, time
+from types import TracebackType
 from typing import Any, cast
 
 from relay_queue.db.filename import file_of
 from relay_queue.db.gatefile import SUPPORTED, GateFile, Holder
-from relay_queue.db.permit import GateTimeout, Hold, Permit, Waiter
 from relay_queue.db.replaced import has_foreign_log, put_log_aside
 
 __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
@@ -30,10 +30,10 @@ __all__ = ["Gate", "GateTimeout", "Holder", "Permit", "gate_for", "gate_of"]
 # of its thread, an interrupted hand-over). Normal hand-overs wake the waiter at once.
 RECHECK_SECONDS = 0.25
 
-# A process that is stopped while it is next keeps that place, and behind it a free gate is of
-# no use to anybody. So a request that is not met for PATIENCE_SECONDS is overdue, and its
-# waiters look for themselves, past the process that is next. They pause between two looks, so
-# that none of them takes the gate again before the others have had a chance.
+# A process that is stopped while it is next keeps that place, and the waiters behind it cannot use
+# a free gate. So a request that is not met for PATIENCE_SECONDS is overdue. Its waiters then try
+# the gate themselves, past the process that is next. They pause between two tries, so that none of
+# them takes the gate again before the others have had a chance.
 PATIENCE_SECONDS = 0.5
 OVERDUE_RECHECK_SECONDS = 0.05
 
@@ -42,14 +42,93 @@ OVERDUE_RECHECK_SECONDS = 0.05
 DISABLED_SECONDS = 5.0
 
 
+class GateTimeout(Exception):
+    """The gate was not free in time.
+
+    ``path`` is the gate file, ``waited_seconds`` how long the caller waited, ``holder`` who
+    held it at the end (None if that is not known).
+    """
+
+    def __init__(self, path: str, waited_seconds: float, holder: Holder | None) -> None:
+        super().__init__(path, waited_seconds, holder)
+        self.path = path
+        self.waited_seconds = waited_seconds
+        self.holder = holder
+
+    def __str__(self) -> str:
+        holder = self.holder or "a process that left no name"
+        return (
+            f"waited {self.waited_seconds:.1f} s for the writer gate {self.path}, held by {holder}"
+        )
+
+
+class _Hold:
+    """One stay behind the gate: the thread it belongs to and how many permits it has."""
+
+    __slots__ = ("permits", "since", "since_epoch", "thread")
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.permits = 1
+        self.since = monotonic()
+        self.since_epoch = time()
+
+
+class Permit:
+    """The right to write, as a context manager.
+
+    ``gate`` is the gate that gave it, and ``waited_seconds`` says how long that took. A permit that
+    is lost (its thread died, its connection was garbage collected) releases itself.
+    """
+
+    __slots__ = ("_hold", "gate", "waited_seconds")
+
+    def __init__(self, gate: Gate) -> None:
+        self.waited_seconds = 0.0
+        self.gate = gate
+        self._hold: _Hold | None = None
+
+    def release(self) -> None:
+        """Give the permit back; the gate opens with the last one. May be repeated, any thread."""
+        if self._hold is not None:
+            self.gate._release(self)
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self._hold is not None:
+            self.gate._release_lost(self._hold)
+
+
+class _Waiter:
+    """A thread that waits for its permit; ``granted`` is unlocked when it has come."""
+
+    __slots__ = ("granted", "permit", "thread")
+
+    def __init__(self, permit: Permit, thread: threading.Thread) -> None:
+        self.permit = permit
+        self.thread = thread
+        self.granted = threading.Lock()
+        self.granted.acquire()
+
+
 class Gate:
     """The gate of one database file in this process.
 
-    Inside the process it is idle, *asked for* (a helper thread blocks in ``flock``) or held.
-    The helper's request belongs to nobody: when it is met, the next waiter in line gets the
-    gate, and if all of them gave up it is let go. So there is never a second request, which
-    on the same descriptor would be granted at once and break the gate. A waiter may take a
-    free gate although the helper asks for it; the helper then finds out whose it is.
+    Inside the process it is idle, *asked for* (a helper thread blocks in ``flock``) or held. The
+    helper's request belongs to no waiter. When it is met, the next waiter in line gets the gate; if
+    all of them gave up, the gate is let go. So there is never a second request, which on the same
+    descriptor would be granted at once and break the gate. A waiter may take a free gate although
+    the helper asks for it; the helper then finds out whose it is.
 
     ``path`` is the gate file. ``enabled`` is False while it cannot be used: no ``flock``, or
     the file cannot be opened or locked; then every permit is granted at once. After some
@@ -67,14 +146,14 @@ class Gate:
         self._mutex = threading.Lock()
         self._wanted = threading.Lock()
         self._wanted.acquire()
-        self._hold: Hold | None = None
+        self._hold: _Hold | None = None
         self._asked = False
         self._asked_at = 0.0
         self._helper: threading.Thread | None = None
-        self._first: deque[Waiter] = deque()
-        self._rest: deque[Waiter] = deque()
+        self._first: deque[_Waiter] = deque()
+        self._rest: deque[_Waiter] = deque()
         self._served_first = False
-        self._lost: deque[Hold] = deque()
+        self._lost: deque[_Hold] = deque()
 
     def acquire(self, timeout_seconds: float | None, *, first: bool = False) -> Permit:
         """Wait for the gate and return the permit; raise ``GateTimeout`` when time is up.
@@ -86,24 +165,24 @@ class Gate:
         """
         thread = threading.current_thread()
         permit = Permit(self)
-        waiter: Waiter | None = None
+        waiter: _Waiter | None = None
         try:
             with self._mutex:
                 if self._take(permit, thread):
                     return permit
-                waiter = Waiter(permit, thread)
+                waiter = _Waiter(permit, thread)
                 (self._first if first else self._rest).append(waiter)
                 if timeout_seconds is None or timeout_seconds > 0:
                     self._ask()
             self._wait(waiter, timeout_seconds)
         except BaseException:
-            # Also after Ctrl-C: a gate that nobody remembers holding would stay shut.
+            # Also after Ctrl-C: a hold that no permit refers to would keep the gate shut.
             self._give_up(permit, waiter)
             raise
         return permit
 
     def holder(self) -> Holder | None:
-        """Who holds the gate, in this process or another; None if nobody, or not known."""
+        """Who holds the gate, in any process; None if it is free, or the holder is not known."""
         hold = self._hold
         if hold is not None:
             return Holder(os.getpid(), hold.thread.name, hold.since_epoch)
@@ -137,7 +216,7 @@ class Gate:
     # Everything below runs under ``self._mutex``, unless it says otherwise.
 
     def _take(self, permit: Permit, thread: threading.Thread) -> bool:
-        """Grant without waiting: nested, ungated, or free with nobody in line."""
+        """Grant without waiting: nested, ungated, or free with an empty line."""
         if self._lost:
             self._release_all_lost()
         hold = self._hold
@@ -148,17 +227,17 @@ class Gate:
             permit._hold = hold
             return True
         if not self._open():
-            permit._hold = Hold(thread)
+            permit._hold = _Hold(thread)
             return True
         if self._asked or self._rest or self._first:
             return False
         return self._try(permit, thread)
 
     def _try(self, permit: Permit, thread: threading.Thread, *, ahead: bool = False) -> bool:
-        """Take the lock for ``permit`` if it can be had now; ``ahead`` of who is next."""
+        """Take the lock for ``permit`` if it is free now; ``ahead`` of the process that is next."""
         # The hold is noted before the lock is taken: an interrupt in between is then undone by
         # ``_give_up``, and unlocking what was not locked does no harm.
-        hold = self._hold = permit._hold = Hold(thread)
+        hold = self._hold = permit._hold = _Hold(thread)
         try:
             locked = self._file.try_lock_ahead() if ahead else self._file.try_lock()
         except OSError as error:
@@ -171,7 +250,7 @@ class Gate:
         return True
 
     def _ask(self) -> None:
-        """See to it that the next waiter is served: now if possible, else by the helper."""
+        """Serve the next waiter now if possible, else let the helper do it."""
         if self._asked or self._hold is not None or self._next() is None or self._serve_next():
             return
         if self._helper is None:
@@ -179,7 +258,7 @@ class Gate:
             try:
                 helper.start()
             except RuntimeError:
-                return  # The system gives no thread: whoever waits looks again and again.
+                return  # The system gives no thread. The waiters try the gate themselves.
             self._helper = helper
         self._asked = True
         self._asked_at = monotonic()
@@ -209,19 +288,19 @@ class Gate:
         """Whether the helper has waited too long. Outlives the calls that wait for it."""
         return self._asked and monotonic() - self._asked_at > PATIENCE_SECONDS
 
-    def _next(self) -> Waiter | None:
+    def _next(self) -> _Waiter | None:
         """The next in line. A ``first`` waits one turn after another ``first``."""
         if self._first and not (self._served_first and self._rest):
             return self._first[0]
         return self._rest[0] if self._rest else None
 
-    def _line(self, waiter: Waiter) -> deque[Waiter]:
+    def _line(self, waiter: _Waiter) -> deque[_Waiter]:
         """The line ``waiter`` is at the head of; remembers which line was served."""
         self._served_first = bool(self._first) and self._first[0] is waiter
         return self._first if self._served_first else self._rest
 
     def _serve(self) -> None:
-        """Block in ``flock`` for whoever waits. Runs in the helper thread, without the mutex."""
+        """Block in ``flock`` for the waiters. Runs in the helper thread, without the mutex."""
         while True:
             self._wanted.acquire()
             failure: OSError | None = None
@@ -237,9 +316,9 @@ class Gate:
                     self._hand_over()
 
     def _hand_over(self) -> None:
-        """Pass the lock the helper won to the next waiter, or let it go."""
+        """Pass the lock that the helper won to the next waiter, or let it go."""
         if self._hold is not None:
-            return  # A waiter went ahead. Who is in line behind it is served at its release.
+            return  # A waiter went ahead. Its release serves the next in line.
         if self._next() is None:
             self._file.unlock()
         # If a waiter went ahead and has let go meanwhile, the helper's lock went with it.
@@ -247,7 +326,7 @@ class Gate:
         elif not self._serve_next(ahead=True):
             self._ask()
 
-    def _wait(self, waiter: Waiter, timeout_seconds: float | None) -> None:
+    def _wait(self, waiter: _Waiter, timeout_seconds: float | None) -> None:
         """Wait for the grant. Runs without the mutex; raises ``GateTimeout``."""
         began = monotonic()
         while waiter.permit._hold is None:
@@ -264,7 +343,7 @@ class Gate:
                 raise GateTimeout(self.path, waited, self.holder())
         waiter.permit.waited_seconds = monotonic() - began
 
-    def _give_up(self, permit: Permit, waiter: Waiter | None) -> None:
+    def _give_up(self, permit: Permit, waiter: _Waiter | None) -> None:
         """Leave the line, or give back what was granted meanwhile. Runs without the mutex."""
         with self._mutex:
             for line in (self._first, self._rest):
@@ -283,7 +362,7 @@ class Gate:
             if self._hold is None:
                 self._ask()
 
-    def _return(self, hold: Hold) -> None:
+    def _return(self, hold: _Hold) -> None:
         """Count one permit of ``hold`` back and unlock after the last."""
         if hold.permits == 1 and hold is self._hold:
             # Unlock first: if an interrupt strikes here the permit is still due, and its
@@ -292,7 +371,7 @@ class Gate:
             self._hold = None
         hold.permits -= 1
 
-    def _release_lost(self, hold: Hold) -> None:
+    def _release_lost(self, hold: _Hold) -> None:
         """Take back the permit of a collected object. Runs anywhere, without the mutex."""
         # The collector may strike in a thread that has the mutex. Then leave it for later.
         if not self._mutex.acquire(timeout=0.01):
@@ -319,15 +398,15 @@ class Gate:
         return self.enabled
 
     def _disable(self, error: OSError) -> None:
-        """Go on without a gate for a while, and let everybody who waits go on too."""
+        """Go on without a gate for a while, and let all waiters go on, too."""
         self.enabled = False
         self._disabled_until = monotonic() + DISABLED_SECONDS
         if self._hold is not None:
-            # Or else the other processes, whose gate works, would never get it.
+            # Else the other processes, whose gate works, would never get it.
             self._file.unlock()
             self._hold = None
         for waiter in (*self._first, *self._rest):
-            waiter.permit._hold = Hold(waiter.thread)
+            waiter.permit._hold = _Hold(waiter.thread)
             waiter.granted.release()
         self._first.clear()
         self._rest.clear()
@@ -340,7 +419,7 @@ class Gate:
         )
 
     def _forget_parent(self) -> None:
-        """Start anew in a forked child: the parent's locks stay the parent's."""
+        """Begin with an empty state in a forked child. The parent's locks stay the parent's."""
         self._file.close()
         self._reset()
 
@@ -376,7 +455,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def gate_for(path: str | os.PathLike[str]) -> Gate:
-    """Return this process's gate of the database file ``path``, whatever name it goes by."""
+    """Return this process's gate of the database file ``path``, under any of its names."""
     return _registry.find(os.fspath(path))
 
 

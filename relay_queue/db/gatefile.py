@@ -53,10 +53,10 @@ class LogOwner(NamedTuple):
 class GateFile:
     """The lock files beside one database.
 
-    ``<database>-gate`` is locked by whoever may write. ``<database>-gate-next`` is locked by
-    the one process that waits for it; its text notes whose log lies beside the database. Without the second file a process that lets the gate go
-    and asks again at once wins against waiters that must first wake up: measured with four
-    saturated processes, one of them wrote 1,457 times in a row.
+    ``<database>-gate`` is locked by the process that may write. ``<database>-gate-next`` is locked
+    by the one process that waits for it; its text notes whose log lies beside the database. Without
+    the second file, a process that lets the gate go and asks again wins against waiters that must
+    first wake up. Measured with four saturated processes, one of them wrote 1,457 times in a row.
 
     A lock belongs to the open file description, so all threads of the process share it. The
     caller must make sure that only one of them works on it at a time.
@@ -96,7 +96,7 @@ class GateFile:
                     os.close(descriptor)
 
     def try_lock(self) -> bool:
-        """Take the gate if it is free and nobody else waits for it."""
+        """Take the gate if it is free and no other process waits for it."""
         if not _try_flock(self._next):
             return False
         try:
@@ -105,7 +105,7 @@ class GateFile:
             fcntl.flock(self._next, fcntl.LOCK_UN)
 
     def try_lock_ahead(self) -> bool:
-        """Take the gate if it is free, even if somebody waits for it, or if it is ours already."""
+        """Take the gate if it is free, even if a process waits for it, or if it is ours already."""
         return _try_flock(self._gate)
 
     def lock(self) -> None:
@@ -118,7 +118,7 @@ class GateFile:
 
     def unlock(self) -> None:
         """Let the gate go. Harmless if it is not held."""
-        # A descriptor that somebody closed behind our back took the lock with it.
+        # A descriptor that other code has closed took the lock with it.
         with suppress(OSError):
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
@@ -128,7 +128,7 @@ class GateFile:
         _write_note(self._gate, text)
 
     def read_holder(self) -> Holder | None:
-        """Return who holds the gate, in whatever process; None if nobody, or if that is not sure.
+        """Return who holds the gate, in any process; None if it is free, or if that is not sure.
 
         The note outlives its writer, and a holder may have left none. So it is believed only if
         the system says that this process has the lock: an operator may act on the name.
@@ -203,8 +203,8 @@ def _try_flock(descriptor: int, *, exclusive: bool = True) -> bool:
 def _lock_owners(inode: int) -> set[int]:
     """Return the processes that hold an exclusive ``flock`` on a file with this inode.
 
-    Those of another container are not listed, and their numbers would name somebody else here.
-    Raises ``OSError`` where the system has no such list.
+    Those of another container are not listed. Their numbers would name other processes here. Raises
+    ``OSError`` where the system has no such list.
     """
     with open(LOCKS, encoding="ascii", errors="replace") as lines:
         # Such as ``1: FLOCK  ADVISORY  WRITE 4711 fe:00:2146689 0 EOF``; a waiter has ``->``.

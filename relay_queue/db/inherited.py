@@ -12,21 +12,22 @@ from typing import Protocol
 from weakref import WeakSet
 
 
-class Line(Protocol):
+class HasDescriptor(Protocol):
     """Something with a descriptor: a socket, or a driver's connection."""
 
     def fileno(self) -> int:
         """Return the descriptor; may raise when it is closed."""
 
 
-_lines: WeakSet[Line] = WeakSet()
+_lines: WeakSet[HasDescriptor] = WeakSet()
 
 
-def keep_from_children(line: Line) -> None:
-    """Let every child that is forked from now on let go of ``line``, without a word to the server.
+def keep_from_children(line: HasDescriptor) -> None:
+    """Let every child that is forked from now on let go of ``line`` without telling the server.
 
-    It stays an open file of the child, which swallows what is sent: a driver that takes its leave
-    must neither end the parent's session nor write into a file that has got the number by then.
+    In the child the descriptor stays open and leads to a file that discards what is sent. So a
+    driver that ends its session there does not end the parent's. Nor does it write into a file that
+    has got the number since.
     """
     _lines.add(line)
 
@@ -34,7 +35,7 @@ def keep_from_children(line: Line) -> None:
 def _let_go() -> None:
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for line in list(_lines):
-        with suppress(Exception):  # closed meanwhile, and each driver says so in its own way
+        with suppress(Exception):  # closed meanwhile; each driver raises another error then
             os.dup2(nothing, line.fileno(), inheritable=False)
     os.close(nothing)
 

@@ -10,9 +10,9 @@ from django.db.models import BooleanField, Func
 class OneOf(Func):
     """Whether a text has one of these values, asked in the way that costs each engine least.
 
-    PostgreSQL reads the text of a constraint anew for each statement that writes, so it must be
-    short: one array. SQLite would build a table of the values for each row, so it compares them one
-    by one. ``values`` are plain words with spaces between: ``OneOf("state", values="new old")``.
+    PostgreSQL parses the text of a constraint for each statement that writes, so it must be short:
+    one array. SQLite would build a table of the values for each row, so it compares them one by
+    one. ``values`` are plain words with spaces between: ``OneOf("state", values="new old")``.
     """
 
     output_field = BooleanField()

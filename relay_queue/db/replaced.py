@@ -1,9 +1,9 @@
 """Notices that the file at a database's path is no longer the one that a connection has open.
 
-A restored backup, a rename or ``rm`` puts another file there. Whoever goes on writes to a file that
-has no name any more; and the log at the path, which belongs to that file, is applied to the new
-one by whoever opens it next, and damages it. So writers look before each write, and the first
-connection to the new file puts the old log aside.
+A restored backup, a rename or ``rm`` puts another file there. A process that goes on writes to a
+file that has no name any more. The log at the path belongs to that old file: the next process to
+open the new file applies the log to it and damages it. So writers look before each write, and the
+first connection to the new file puts the old log aside.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from relay_queue.db.beside import Folder
 from relay_queue.db.filename import file_of
 
 if TYPE_CHECKING:
-    from relay_queue.db.gate import Gate
     from relay_queue.db.gatefile import LogOwner
 
 logger = logging.getLogger("relay_queue.db")
@@ -64,7 +64,7 @@ def remember(connection: Any) -> None:
 def check(connection: Any) -> None:
     """Raise ``sqlite3.OperationalError`` if another file is at the path, or none.
 
-    For whoever is about to write, or looks for work. One ``stat``: about a microsecond.
+    For callers that are about to write, or look for work. One ``stat``: about a microsecond.
     """
     seen: OpenFile | None = getattr(connection, "_relay_file", None)
     if seen is None or seen.raw != id(connection.connection):
@@ -79,20 +79,20 @@ def check(connection: Any) -> None:
         raise _replaced(seen, "was replaced by another file")
 
 
-def note_log(connection: Any, gate: Gate) -> None:
+def note_log(connection: Any, note: Callable[[int], bool]) -> None:
     """Note whose log lies at the path, once for each connection: after its first write.
 
-    Only then is there a log. The caller still holds the gate.
+    Only then is there a log. ``note`` is `Gate.note_log`; the caller still holds that gate.
     """
     seen: OpenFile | None = getattr(connection, "_relay_file", None)
     if seen is not None and not seen.noted:
-        seen.noted = gate.note_log(seen.inode)
+        seen.noted = note(seen.inode)
 
 
 def _replaced(seen: OpenFile, what: str) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError(
         f"the database {seen.path} {what} after this process had opened it. Nothing more is written "
-        "to the file that was there. Connect anew to use the one at the path, or start the process "
+        "to the file that was there. Open a new connection to use the one at the path, or start the process "
         "again; and stop all processes before you restore a backup"
     )
     error.sqlite_errorcode = sqlite3.SQLITE_READONLY_DBMOVED
@@ -103,8 +103,8 @@ def _replaced(seen: OpenFile, what: str) -> sqlite3.OperationalError:
 def has_foreign_log(database: str, owner: LogOwner | None) -> bool:
     """Whether the log beside ``database`` is still that of ``owner``, another file that was there.
 
-    Sure only if it is the very log that was noted, in this boot: inodes may be numbered anew after
-    one, and a copy of all files together has a log of its own.
+    That is sure only if it is the very log that was noted, in this boot. After a boot inodes may
+    have other numbers, and a copy of all files together has a log of its own.
     """
     if owner is None:
         return False
@@ -118,7 +118,8 @@ def has_foreign_log(database: str, owner: LogOwner | None) -> bool:
 def put_log_aside(database: str) -> None:
     """Give the log another name, where SQLite does not find it, and say so. Raises ``OSError``.
 
-    The caller holds the gate. Whoever still has the old files open goes on with them as they are.
+    The caller holds the gate. A process that still has the old files open goes on with them as they
+    are.
     """
     name = os.path.basename(database)
     aside = f"{name}{ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"

@@ -1,8 +1,8 @@
 """What is in an SQLite write-ahead log, read from its raw bytes.
 
-Opening a database with a torn log repairs it, and the last close deletes it. So whoever wants
-to see the log must look before any connection opens. This module knows nothing of jobs, imports
-no other module of the package and never writes.
+Opening a database with a torn log repairs it, and the last close deletes it. So the log must be
+read before any connection opens. This module knows nothing of jobs, imports no other module of the
+package and never writes.
 
 The format is SQLite's: a header of 32 bytes, then frames of 24 bytes and one page each, with
 checksums that run on from frame to frame.
@@ -108,11 +108,11 @@ class _Frame(NamedTuple):
 def read_wal(database_path: str, limit_bytes: int | None = None) -> WalReport:
     """Read the log `<database>-wal` and report what SQLite would recover from it.
 
-    Memory use is constant. Checksums cost about a second for 20 MB; `limit_bytes` bounds how
-    much is checked. Under a live writer a half-written frame looks torn, and a log restarted
-    meanwhile may look corrupt. So a fault is believed only if two readings in a row, 50 ms apart,
-    find the same one; after four different ones the last is returned with `changing` set.
-    Raises `OSError` if the log cannot be read.
+    Memory use is constant. Checksums cost about a second for 20 MB; `limit_bytes` bounds how much
+    is checked. Under a live writer a half-written frame looks torn, and a log restarted meanwhile
+    may look corrupt. So a fault is believed only if two readings in a row, 50 ms apart, find the
+    same one. After four different ones the last is returned with `changing` set. Raises `OSError`
+    if the log cannot be read.
     """
     path = os.path.realpath(database_path) + "-wal"
     report = _read_once(path, limit_bytes)
@@ -134,8 +134,8 @@ def read_wal_in_child(
     A process that opens and closes a file of a database loses SQLite's locks on that file.
     Raises `TimeoutError` after `timeout_seconds`, and `OSError` if the log cannot be read.
     """
-    # Run as a file and isolated: needs neither the package on the child's path nor Django, and
-    # keeps this directory, which has a `sqlite3` of its own, off that path.
+    # The file is run by itself, and isolated. So the child needs neither the package nor Django,
+    # and this directory, which has a `sqlite3` of its own, is not on its path.
     command = [sys.executable, "-I", __file__, os.path.realpath(database_path)]
     if limit_bytes is not None:
         command.append(str(limit_bytes))
@@ -218,7 +218,7 @@ def _parse_header(raw: bytes) -> _Header:
 
 
 def _report_bad_header(report: WalReport, header: _Header) -> WalReport:
-    """SQLite takes a log with a bad header for empty, whatever follows."""
+    """SQLite takes a log with a bad header for empty, and ignores what follows."""
     if report.size_bytes == HEADER_BYTES:
         return replace(report, tail="torn", tail_reason=f"{header.fault}; no frames follow")
     return replace(
@@ -288,9 +288,9 @@ def _explain(
     """Judge the first invalid frame by what it holds and by what lies beyond it.
 
     Only frames of this generation carry the header's salts, so a commit among them beyond the
-    damage was written after it. The first may end the damaged transaction itself: after a power cut
-    any part of what was not synced may be missing, the middle too, and nobody was told of a commit.
-    Another one began when that transaction was safe.
+    damage was written after it. The first may end the damaged transaction itself. After a power cut
+    any part of what was not synced may be missing, the middle too, and no commit of it was
+    reported. Another one began when that transaction was safe.
     """
     reason = f"frame {number}: {_flaw(bad, computed, header)}"
     current = bad.salt == header.salt

@@ -13,8 +13,8 @@ from django.db.migrations.loader import MigrationLoader
 
 from relay_queue.cli.base import explain
 from relay_queue.store.dialects import dialect_for
+from relay_queue.worker.database import Outage
 from relay_queue.worker.lifetime import threads_at_rest
-from relay_queue.worker.outage import Outage
 
 logger = logging.getLogger("relay_queue.supervisor")
 

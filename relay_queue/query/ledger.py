@@ -1,8 +1,8 @@
 """The ledger: the story of one job, and verdicts on many, by the leases alone.
 
-The verdicts follow the rules of `relay_queue.verdict`, said in SQL. Nearly all leases end as acked,
-and a job has at most one such lease. So a verdict is told by the other leases, which have an index
-of their own, and by the job's state. Only `ledger_totals` reads a whole table.
+The verdicts follow the rules of `relay_queue.verdict`, in SQL. Nearly all leases end as acked, and
+a job has at most one such lease. So a verdict follows from the other leases, which have an index of
+their own, and from the job's state. Only `ledger_totals` reads a whole table.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ COUNT: Final = f"""
     )
     SELECT verdict, acked, COUNT(*) FROM judged GROUP BY verdict, acked
 """
-"""Judge the jobs that have a lease which ended otherwise than acked: the others are told by state."""
+"""Judge the jobs that have a lease with another end than acked. The verdict on the others follows
+from their state."""
 
 UNTROUBLED_RUNNING: Final = f"""
     SELECT COUNT(*) FROM relay_queue_lease held WHERE held.ended_at IS NULL AND NOT EXISTS (
@@ -177,10 +178,10 @@ def story(job_id: int) -> Story:
         .select_related("worker")
         .order_by("id")
     )
-    return Story(job, leases, judge(leases), told(leases))
+    return Story(job, leases, judge(leases), explain_verdict(leases))
 
 
-def told(leases: Sequence[Lease]) -> str:
+def explain_verdict(leases: Sequence[Lease]) -> str:
     """Say what the verdict on a job rests on, given its leases."""
     answered = [_named(lease) for lease in leases if lease.outcome and has_answered(lease)]
     cut_short = [_named(lease) for lease in leases if lease.outcome and not has_answered(lease)]
@@ -212,7 +213,7 @@ def _answered_twice() -> Q:
 
 
 def _named(lease: Lease) -> str:
-    """Name an attempt; by its end if that is not an answer, and by the late word if that is."""
+    """Name an attempt, with its end if that is no answer, and the verb of a late answer."""
     if lease.outcome in ANSWERED:
         return str(lease.attempt)
     late = f", late {lease.refused_verb}" if has_answered(lease) else ""

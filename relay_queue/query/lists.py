@@ -216,7 +216,7 @@ class Names:
 
 
 def read_names() -> Names:
-    """Read the names: one statement, whatever the number of jobs."""
+    """Read the names: one statement for any number of jobs."""
     rows = reads.rows(QUEUES_AND_TASKS)
     pairs = sorted((queue, task) for queue, task in rows if task is not None)
     queues = sorted({queue for queue, _ in rows})

@@ -48,10 +48,11 @@ LIVE_WORKERS = """
 """Some workers whose end can be proven and was not seen: a walk along the primary key."""
 
 AT_ONCE = 8
-"""How many workers `live_workers` reads first, mostly more than it is asked for; then ever more."""
+"""How many workers `live_workers` reads first, mostly more than are asked for. Then it reads twice
+as many each time."""
 
 ORDER_OF = "SELECT ordered FROM relay_queue_worker WHERE id = %s"
-"""What an operator has told a worker."""
+"""The order that an operator gave a worker."""
 
 BUSY_QUEUES = f"""
     SELECT q.name FROM relay_queue_queue q
@@ -164,7 +165,7 @@ def leases_of(worker_id: int) -> dict[int, str]:
 
 
 def unlocked(keys: Sequence[int]) -> set[int]:
-    """Return which of these session locks nobody holds; see `relay_queue.store.workers`."""
+    """Return which of these session locks are free; see `relay_queue.store.workers`."""
     return {row[0] for row in reads.rows(TRY_LOCKS, list(keys))} if keys else set()
 
 
@@ -196,4 +197,4 @@ def _moment(rows: list[tuple[Any, ...]], now: datetime) -> datetime | None:
     try:
         return reads.dialect().from_db(rows[0][0])
     except (ValueError, TypeError):
-        return now  # an altered row: whoever acts on it finds out
+        return now  # an altered row: the caller that acts on it finds out

@@ -1,8 +1,8 @@
 """Verify: is what the tables and the files hold what Relay has written?
 
 Read-only, and safe beside live workers. Every statement is a snapshot of its own that lasts for a
-few thousand rows, so the write-ahead log can be checkpointed meanwhile, and memory stays bounded
-however long the queue is. The exceptions are SQLite's own check of the whole file and the counting
+few thousand rows. So the write-ahead log can be checkpointed meanwhile, and memory stays bounded
+for a queue of any length. The exceptions are SQLite's own check of the whole file and the counting
 of all jobs, which each need one long look.
 """
 
@@ -81,7 +81,7 @@ WORKERS = """
 """Read what others rely on of a worker's row."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being checked, how many jobs are done, and how many there are about."""
+"""Called with what is being checked, how many jobs are done, and about how many there are."""
 
 
 @dataclass(slots=True)
@@ -292,7 +292,7 @@ def _verify_counters(found: Verification) -> None:
 
 
 def _verify_workers(found: Verification) -> None:
-    """Name the workers whose death nobody could prove, or whose times are none."""
+    """Name the workers whose death cannot be proven, and those with values that are no times."""
     from_db = reads.dialect().from_db
     for worker_id, incarnation, *moments in reads.rows(WORKERS):
         if not is_incarnation(incarnation):

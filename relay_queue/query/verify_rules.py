@@ -81,7 +81,7 @@ ADVICE: Final[dict[str, str]] = {
     ),
     "counter": (
         "Depth, capacity and max_running rely on this number. Run "
-        "`manage.py relay recover --recount`, which counts the jobs anew."
+        "`manage.py relay recover --recount`, which counts the jobs again."
     ),
 }
 """What to do, by the kind of fault."""

@@ -29,7 +29,7 @@ A job comes
 It runs
     claim               Take ready jobs in their order, and grant a lease on each.
     renew               Extend leases, for their owners alone.
-    settle              Apply what owners tell of their leases, or refuse it and record that.
+    settle              Apply settlements of owners, or refuse and record them.
     ack                 One function returned: its job has succeeded.
     nack                One function failed: its job backs off, or is dead.
     snooze              One function asks to be run again later, uncharged.
@@ -49,8 +49,8 @@ An operator acts
     release_leases      Take running jobs from their owners, uncharged.
     discard             Delete dead letters with their ledger.
     start_bulk, give_bulk_to_job, take_bulk_turn, count_bulk, cancel_bulk, finish_bulk
-                        One act on many jobs, in batches that know where they have got to.
-    lock_lease_table    Keep everybody else from all leases until the commit.
+                        One act on many jobs, in batches that keep their position.
+    lock_lease_table    Keep all other transactions from leases until the commit.
 
 A worker
     register_worker     Add a worker, whose lock is held already.
@@ -58,7 +58,7 @@ A worker
     roll_up             Write its statistics of some minutes.
     order_workers       Tell workers to be quiet, to stop, or to serve again.
     stop_workers        Mark workers as ended, with the reason.
-    write_off_workers   Mark workers as ended of which nothing was heard for long.
+    write_off_workers   Mark workers as ended that have been silent for long.
 
 The end
     prune               Delete old finished jobs with their ledger.

@@ -1,7 +1,7 @@
-"""Bulk acts: one operator's act on many jobs, in batches that know where they have got to.
+"""Bulk acts: one operator's act on many jobs, in batches that keep their position.
 
-The batch and its progress commit together, so an act that is interrupted, or run twice by mistake,
-neither loses a job nor counts one twice.
+A batch and its progress commit together. So an act that is interrupted, or run twice by mistake,
+loses no job and counts none twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAKE_TURN = """
     UPDATE relay_queue_bulkact SET position = %s
     WHERE id = %s AND position = %s AND finished_at IS NULL AND cancelled_at IS NULL
 """
-"""Move on by one batch, unless somebody else has, or the act is over."""
+"""Move on by one batch, unless another run has, or the act is over."""
 
 COUNT = (
     "UPDATE relay_queue_bulkact SET changed = changed + %s, skipped = skipped + %s WHERE id = %s"

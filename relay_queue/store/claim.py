@@ -23,7 +23,7 @@ from relay_queue.store.trial import Trial, TrialStep
 
 PICK = """
     SELECT {columns} FROM relay_queue_job
-    WHERE queue = %s AND state = 'ready'{only}
+    WHERE queue = %s AND state = 'ready'{condition}
     ORDER BY rank, id LIMIT %s{lock}
 """
 """Find the first ready jobs of one queue: a probe of the ready index."""
@@ -37,7 +37,8 @@ HOLD_LIMITED = """
     SELECT name FROM relay_queue_queue
     WHERE name IN ({{ids}}) AND max_running IS NOT NULL ORDER BY name{lock}
 """
-"""Keep other claims from queues that limit them. In the order of names, so that no two wait crosswise."""
+"""Keep other claims from queues that limit them. In the order of names, so that two of them never
+deadlock."""
 
 CLAIMABLE = """
     SELECT q.name, CASE WHEN q.max_running IS NULL THEN NULL ELSE q.max_running -
@@ -47,7 +48,7 @@ CLAIMABLE = """
     WHERE q.name IN ({ids}) AND q.paused_at IS NULL
       AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
 """
-"""Find the queues that have something to give, and how many leases each still allows."""
+"""Find the queues that have ready jobs, and how many leases each still allows."""
 
 MOST_TRIED = 64
 """Jobs that a trial looks at, at least, to find those that can be taken."""
@@ -55,22 +56,22 @@ MOST_TRIED = 64
 _Probe = Callable[[str, Sequence[Any]], list[Pick]]
 """Finds the first ready jobs of a queue that fulfil a condition."""
 
-_unlimited: set[str] = set()
-"""Queues without a limit, when this process last looked."""
+_unlimited: set[tuple[str, str]] = set()
+"""The alias of the database and the name of each queue that had no limit when last looked at."""
 
-_Only = tuple[str, Sequence[Any]]
-"""The condition of an only queue, with its parameters."""
+_Condition = tuple[str, Sequence[Any]]
+"""A condition that ``PICK`` adds, with the parameters of the whole statement but the last."""
 
 
 @dataclass(slots=True)
 class QueueCandidates:
-    """What one queue has to give: its picks, and how many leases it allows."""
+    """The ready jobs of one queue, in their order, and how many leases it allows."""
 
     picks: Iterator[Pick]
     room: int
 
     def next_pick(self, suspects_allowed: int) -> Pick | None:
-        """Return the next job, or None when there is none to give."""
+        """Return the next job, or None if there is none, or no room."""
         if self.room < 1:
             return None
         for pick in self.picks:
@@ -81,7 +82,7 @@ class QueueCandidates:
 
 
 def round_robin(candidates: list[QueueCandidates], limit: int, suspects: int) -> list[Pick]:
-    """Deal places one at a time round the ring of queues; return the picks in that order."""
+    """Pick one job at a time round the queues, up to ``limit``; return the picks in that order."""
     picked: list[Pick] = []
     while candidates and len(picked) < limit:
         for queue in list(candidates):
@@ -107,26 +108,26 @@ def claim(
     backends: Sequence[str] | None = None,
     trial: Trial | None = None,
 ) -> list[Claim]:
-    """Take up to ``limit`` ready jobs and return them with their leases, in the order of the deal.
+    """Take up to ``limit`` ready jobs; return them with their leases, in the order of the picks.
 
     Places are picked one at a time round the queues in the order given, inside a queue by rank.
     Paused queues, and those at ``max_running``, are skipped. At most ``suspects`` jobs that cost
     two owners in a row are taken. ``lease_seconds`` replaces what the jobs ask for; ``backends``
     restricts to jobs enqueued through these aliases. A job whose checksum does not fit goes dead.
-    With a ``trial`` each job is taken in a savepoint of its own, and one whose row is proven to be
-    at fault goes dead, too; otherwise such a row raises.
+    With a ``trial`` each job is taken in a savepoint of its own, and a job whose row is proven to
+    be at fault goes dead. Without one such a row raises.
     """
     if limit < 1 or backends == []:
         return []
-    only = _only(queues, backends)
-    if only is not None and tx.dialect.chains_writes and trial is None:
-        if claims := _start_and_grant(tx, only, limit, worker_id, lease_seconds):
+    single = _single_queue(tx, queues, backends)
+    if single is not None and tx.dialect.has_writable_ctes and trial is None:
+        if claims := _start_and_grant(tx, single, limit, worker_id, lease_seconds):
             return claims
-        only = None
+        single = None
     probe = partial(_probe, tx, PICKED if trial else pick_columns(tx.dialect.clock))
-    # In a trial some will not be taken, and must not hide those behind them.
+    # In a trial some jobs will not be taken. They must not hide those behind them.
     wanted = limit if trial is None else max(limit, MOST_TRIED)
-    picked = round_robin(_only_candidates(probe, only, wanted), wanted, suspects)
+    picked = round_robin(_candidates_of_single(probe, single, wanted), wanted, suspects)
     if not picked:
         picked = round_robin(_candidates(tx, probe, queues, wanted, backends), wanted, suspects)
     if trial is None:
@@ -140,18 +141,24 @@ def claim(
     return trial.each(tx, step, [pick[0] for pick in picked], enough=limit)
 
 
-def _only(queues: Sequence[str], backends: Sequence[str] | None) -> _Only | None:
-    """Return how to search an only queue that had no limit: the search asks whether that holds."""
-    if len(queues) != 1 or queues[0] not in _unlimited:
+def _single_queue(
+    tx: Transaction, queues: Sequence[str], backends: Sequence[str] | None
+) -> _Condition | None:
+    """Return how to search one queue that had no limit. The search itself asks whether that holds."""
+    if len(queues) != 1 or (tx.connection.alias, queues[0]) not in _unlimited:
         return None
     where, params = _among(backends)
     return STILL_UNLIMITED + where, [queues[0], queues[0], *params]
 
 
 def _start_and_grant(
-    tx: Transaction, only: _Only, limit: int, worker_id: int | None, lease_seconds: float | None
+    tx: Transaction,
+    single: _Condition,
+    limit: int,
+    worker_id: int | None,
+    lease_seconds: float | None,
 ) -> list[Claim]:
-    where, params = only
+    where, params = single
     return start_and_grant(
         tx,
         _pick("ctid AS place, losses", where, tx.dialect.skip_locked),
@@ -162,10 +169,12 @@ def _start_and_grant(
     )
 
 
-def _only_candidates(probe: _Probe, only: _Only | None, limit: int) -> list[QueueCandidates]:
-    if only is None:
+def _candidates_of_single(
+    probe: _Probe, single: _Condition | None, limit: int
+) -> list[QueueCandidates]:
+    if single is None:
         return []
-    return [QueueCandidates(_picks(probe, *only, limit, limit), limit)]
+    return [QueueCandidates(_picks(probe, *single, limit, limit), limit)]
 
 
 def _candidates(
@@ -175,7 +184,7 @@ def _candidates(
     limit: int,
     backends: Sequence[str] | None,
 ) -> list[QueueCandidates]:
-    """Return the hands of all queues that have something to give."""
+    """Return the candidates of all queues that have ready jobs and room."""
     claimable = _claimable(tx, queues, limit)
     # A queue's fair share first; more only if the others leave places.
     share = -(-limit // max(1, len(claimable)))
@@ -202,8 +211,9 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
         # In two statements: the counters must be read after the wait for the lock.
         tx.ids(HOLD_LIMITED.format(lock=tx.dialect.lock_rows), queues)
         rows = tx.ids(CLAIMABLE, queues)
-    _unlimited.update(name for name, left in rows if left is None)
-    _unlimited.difference_update(name for name, left in rows if left is not None)
+    alias = tx.connection.alias
+    _unlimited.update((alias, name) for name, left in rows if left is None)
+    _unlimited.difference_update((alias, name) for name, left in rows if left is not None)
     # What this very transaction has settled is not in the table yet, but its room is there.
     room = {
         name: limit if left is None else min(limit, left - tx.pending(name, State.RUNNING))
@@ -213,14 +223,14 @@ def _claimable(tx: Transaction, queues: Sequence[str], limit: int) -> list[tuple
 
 
 def _picks(
-    probe: _Probe, only: str, params: Sequence[Any], share: int, room: int
+    probe: _Probe, condition: str, params: Sequence[Any], share: int, room: int
 ) -> Iterator[Pick]:
     """Yield the first ready jobs of a queue in the order of their ranks, asking when asked."""
     seen: set[int] = set()
-    # A fair share, then all there is room for, then past the suspects among them: a row of those
-    # must not hide the innocent jobs behind.
-    innocent = f"{only} AND losses < {SUSPECT_LOSSES}"
-    for where, wanted in ((only, min(share, room)), (only, room), (innocent, 2 * room)):
+    # A fair share first, then all that there is room for, then the jobs that are no suspects: many
+    # suspects in a row must not hide the jobs behind them.
+    innocent = f"{condition} AND losses < {SUSPECT_LOSSES}"
+    for where, wanted in ((condition, min(share, room)), (condition, room), (innocent, 2 * room)):
         if wanted <= len(seen):
             continue
         found = probe(where, [*params, wanted])
@@ -232,10 +242,10 @@ def _picks(
             return
 
 
-def _probe(tx: Transaction, columns: str, only: str, params: Sequence[Any]) -> list[Pick]:
-    return tx.fetch(_pick(columns, only, tx.dialect.skip_locked), params)
+def _probe(tx: Transaction, columns: str, condition: str, params: Sequence[Any]) -> list[Pick]:
+    return tx.fetch(_pick(columns, condition, tx.dialect.skip_locked), params)
 
 
 @lru_cache(maxsize=64)
-def _pick(columns: str, only: str, lock: str) -> str:
-    return PICK.format(columns=columns, only=only, lock=lock)
+def _pick(columns: str, condition: str, lock: str) -> str:
+    return PICK.format(columns=columns, condition=condition, lock=lock)

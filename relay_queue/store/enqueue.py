@@ -102,7 +102,7 @@ def job_options(
     timeout_seconds: float | None = None,
     backoff: Backoff | None = None,
 ) -> JobOptions:
-    """Return the checked terms of a task's jobs; None stands for the project's default.
+    """Return the checked options of a task's jobs; None stands for the project's default.
 
     Raises `InvalidJob`, or its child `UnknownQueue`.
     """
@@ -136,15 +136,14 @@ def build_job(
     kwargs: Mapping[str, Any] | None = None,
     idempotency_key: str | None = None,
 ) -> NewJob:
-    """Return a job that calls a task on options terms. Raises `PayloadError` or `InvalidJob`."""
+    """Return a job that calls a task with these options. Raises `PayloadError` or `InvalidJob`."""
     settings = conf.get()
     kwargs = {} if kwargs is None else kwargs
     validation.require_arguments(args, kwargs)
     text = payload_codec.encode(
         args, kwargs, max_bytes=settings.max_payload_bytes, max_depth=settings.max_payload_depth
     )
-    if idempotency_key is not None:
-        idempotency_key = validation.require_text("idempotency_key", idempotency_key, 255)
+    idempotency_key = validation.require_idempotency_key(idempotency_key)
     signed = payload_codec.checksum(
         options.queue, options.backend, options.task, text, idempotency_key
     )
@@ -180,7 +179,7 @@ def enqueue(tx: Transaction, job: NewJob) -> Enqueued:
     Raises `QueueFull`, `IdempotencyConflict` or `UnknownQueue`; nothing is written then.
     """
     queue, key = job.options.queue, job.idempotency_key
-    guess = guessed_limits(queue) if key is None else None
+    guess = guessed_limits(tx, queue) if key is None else None
     if guess is not None:
         guards = (queue, guess.aging_seconds or 0)
         inserted = insert_one(tx, job, guess, _insert_if_still(tx.dialect), *guards)

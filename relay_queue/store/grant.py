@@ -16,7 +16,7 @@ from relay_queue.store.transitions import moved
 from relay_queue.store.trial import ALTERED, fits, require_sound
 
 TOKEN_BYTES = 16
-"""Random bytes in a token: nobody guesses 128 bits."""
+"""Random bytes in a token: 128 bits cannot be guessed."""
 
 Pick = tuple[Any, ...]
 """The row of a picked job: its id, whether it is a suspect, and unless careful its terms."""
@@ -27,7 +27,7 @@ PICKED = f"id, losses >= {SUSPECT_LOSSES}"
 COLUMNS = """, queue, backend, task, payload, checksum, idempotency_key, priority, attempt + 1,
     attempt_base + max_attempts - attempt - 1, lease_seconds, timeout_seconds,
     CAST(created_at AS text), CAST(available_at AS text), {clock}"""
-"""What else its owner must know, as it will be once an attempt is charged."""
+"""What else the owner of its lease must know, as it will be once an attempt is charged."""
 
 READ_READY = "SELECT {columns} FROM relay_queue_job WHERE id = %s AND state = 'ready'"
 """Read one job that was picked."""
@@ -67,11 +67,11 @@ START_AND_GRANT = f"""
 """Both in one statement; see `settle.END_AND_SUCCEED` for the array. The state is asked for in a way that
 no index answers: the one of ready jobs would be walked over instead."""
 
-BURY_ALTERED = """
+MARK_ALTERED = """
     UPDATE relay_queue_job SET state = 'dead', finished_at = %s, last_error = %s
     WHERE id IN ({ids}) AND state = 'ready'
 """
-"""Take altered jobs out: no function may see them, no attempt is used."""
+"""Send altered jobs to the dead letters: no function may see them, and no attempt is charged."""
 
 GRANT_CASTS = ("bigint", "int", "text", "timestamptz")
 
@@ -114,17 +114,17 @@ PICK_START_AND_GRANT = f"""
 """
 """Pick the first ready jobs, move them to running, charge an attempt and open a lease for each.
 
-They are locked first, all of them, then the clock is read, and then they are changed where they lie:
-a place in a table is good for as long as one statement holds the lock. Nothing is taken if there is
-a suspect among them: how many of those may be taken, and who is passed over for them, is for `claim`
-to deal with. Jobs and leases are paired in the order of the jobs' ids, for two reasons: the sequence of
-leases may be drawn from only by the insert itself, where a role has rights on tables alone; and of two
-sets without an index a join would compare each with each."""
+All of the jobs are locked first, then the clock is read, and then the rows are changed in their
+place. A place in a table is good for as long as one statement holds the lock. Nothing is taken if
+one of them is a suspect: `claim` decides how many of those may be taken, and which jobs are passed
+over. Jobs and leases are paired in the order of the jobs' ids, for two reasons. A role may have
+rights on tables alone, and then only the insert itself may draw from the sequence of leases. And a
+join of two sets without an index would compare each row with each."""
 
 TAKE_BACK = "DELETE FROM relay_queue_lease WHERE id IN ({ids})"
 """Take back leases that were granted a moment ago in the same transaction."""
 
-BURY_TAKEN = """
+MARK_TAKEN = """
     UPDATE relay_queue_job
     SET state = 'dead', finished_at = %s, last_error = %s, attempt = attempt - 1,
         started_at = NULLIF(started_at, %s)
@@ -150,7 +150,7 @@ def grant(
     tx: Transaction, picks: list[Pick], worker_id: int | None, lease_seconds: float | None
 ) -> list[Claim]:
     """Start jobs and grant their leases; the answers are in the order of the picks."""
-    sound = _bury_altered(tx, picks)
+    sound = _mark_altered(tx, picks)
     if not sound:
         return []
     now = _granted_at(tx, sound)
@@ -171,7 +171,7 @@ def grant_one(
     return grant(tx, picks, worker_id, lease_seconds)
 
 
-def _bury_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
+def _mark_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
     """Return the picks whose checksum fits; the others go dead."""
     sound: list[Pick] = []
     altered: list[Pick] = []
@@ -180,7 +180,7 @@ def _bury_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
     if altered:
         if not sound:
             require_sound(tx, altered[0][2])
-        tx.ids(BURY_ALTERED, [pick[0] for pick in altered], tx.now_db, ALTERED)
+        tx.ids(MARK_ALTERED, [pick[0] for pick in altered], tx.now_db, ALTERED)
         moved(tx, [(pick[0], pick[2]) for pick in altered], State.READY, State.DEAD)
     return sound
 
@@ -201,7 +201,7 @@ def _start(
     tx: Transaction, params: list[Any], worker_id: int | None, now_db: Any
 ) -> dict[int, int]:
     """Move jobs to running, each with a lease; return the leases of those that were still ready."""
-    if tx.dialect.chains_writes:
+    if tx.dialect.has_writable_ctes:
         rest = (now_db, worker_id, now_db)
         return dict(tx.rows(START_AND_GRANT, GRANT_CASTS, params, *rest))
     width = len(GRANT_CASTS)
@@ -218,20 +218,20 @@ def _prepare(
     """Return the claims, still without the ids of their leases, and the rows for these."""
     claims = []
     params: list[Any] = []
-    spans: dict[float, _Span] = {}
+    by_length: dict[float, _LeaseTimes] = {}
     for pick, token in zip(picks, draw_tokens(len(picks)), strict=True):
         seconds = pick[LEASE_SECONDS] if lease_seconds is None else lease_seconds
-        span = spans.get(seconds)
-        if span is None:
+        times = by_length.get(seconds)
+        if times is None:
             until = now + timedelta(seconds=seconds)
-            span = spans[seconds] = _Span(seconds, now, until, tx.dialect.to_db(until))
-        claimed = _claim_of_pick(tx, pick, token, span)
+            times = by_length[seconds] = _LeaseTimes(seconds, now, until, tx.dialect.to_db(until))
+        claimed = _claim_of_pick(tx, pick, token, times)
         claims.append(claimed)
-        params += (claimed.job_id, claimed.attempt, token, span.until_db)
+        params += (claimed.job_id, claimed.attempt, token, times.until_db)
     return claims, params
 
 
-class _Span(NamedTuple):
+class _LeaseTimes(NamedTuple):
     """The life of leases of one length."""
 
     seconds: float
@@ -240,7 +240,7 @@ class _Span(NamedTuple):
     until_db: Any
 
 
-def _claim_of_pick(tx: Transaction, pick: Pick, token: str, span: _Span) -> Claim:
+def _claim_of_pick(tx: Transaction, pick: Pick, token: str, times: _LeaseTimes) -> Claim:
     (job_id, suspect, queue, backend, task, payload, _, key, priority, attempt, left) = pick[:11]
     (_, timeout_seconds, created, available) = pick[LEASE_SECONDS:CLOCK]
     created_at = tx.dialect.from_db(created)
@@ -258,12 +258,12 @@ def _claim_of_pick(tx: Transaction, pick: Pick, token: str, span: _Span) -> Clai
         attempt,
         left,
         bool(suspect),
-        span.seconds,
+        times.seconds,
         None if timeout_seconds is None else float(timeout_seconds),
         created_at,
-        span.since,
-        span.until,
-        max(0.0, (span.since - ready_at).total_seconds()),
+        times.since,
+        times.until,
+        max(0.0, (times.since - ready_at).total_seconds()),
     )
 
 
@@ -282,8 +282,8 @@ def start_and_grant(
     begins when the jobs have been locked: where many write at once, another transaction may have
     ended the last one after ours read the clock. A job whose checksum does not fit goes dead.
     """
-    told = clock.told()
-    times = (tx.read_now_db, None if told is None else tx.dialect.to_db(told))
+    fixed = clock.overridden()
+    times = (tx.read_now_db, None if fixed is None else tx.dialect.to_db(fixed))
     statement = _statement(pick, tx.dialect.clock)
     rows = tx.fetch(statement, [drawn, *params, *times, lease_seconds, worker_id])
     altered = [row for row in rows if not _row_fits(row)]
@@ -310,7 +310,7 @@ def _row_fits(row: tuple[Any, ...]) -> bool:
 
 def _take_back_altered(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
     tx.ids(TAKE_BACK, [row[0] for row in rows])
-    tx.ids(BURY_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED, rows[0][-1])
+    tx.ids(MARK_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED, rows[0][-1])
     moved(tx, [(row[2], row[3]) for row in rows], State.READY, State.DEAD)
 
 

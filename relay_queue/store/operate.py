@@ -1,8 +1,8 @@
 """What an operator may do to jobs. Each verb says what it changed and what it skipped.
 
-A verb that lost a race, because the job had moved on, skips that job and names its state. Where many
-write at once, whoever needs a job's lease and the job takes the lease first: so does a settlement,
-and two that take them in the same order never wait crosswise.
+A verb that lost a race, because the job had moved on, skips that job and names its state. Where
+many write at once, a verb that needs a job and its lease locks the lease first. So does a
+settlement, and two that lock in the same order never deadlock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ OPEN_LEASES = """
 """Find the leases under which jobs run."""
 
 LOCK_LEASES = "LOCK TABLE relay_queue_lease IN EXCLUSIVE MODE"
-"""Wait for all who write or hold leases, and keep them out. Reading is not hindered."""
+"""Wait for all transactions that write or lock leases, and keep them out. Reading is not
+hindered."""
 
 CANCEL = f"""
     UPDATE relay_queue_job SET state = 'cancelled', finished_at = %s
@@ -120,13 +121,13 @@ def lock_jobs(tx: Transaction, job_ids: Sequence[int], *, leases: bool) -> list[
 
 
 def lock_lease_table(tx: Transaction) -> None:
-    """Wait until nobody else writes or holds leases; nobody does until the commit."""
+    """Lock all leases until the commit, once no other transaction writes or locks one."""
     if tx.dialect.lock_rows:
         tx.execute(LOCK_LEASES)
 
 
 class _ClaimedMeanwhile(Exception):
-    """A job was claimed between the two locks: let it go, and take its lease first."""
+    """A job was claimed between the two locks. Both are let go, and its lease is locked first."""
 
 
 def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
@@ -138,7 +139,7 @@ def cancel(tx: Transaction, job_ids: Sequence[int]) -> Changed:
         tx.execute(CANCEL_LEASES.format(ids=listed), [tx.now_db, *ids])
         tx.execute(CANCEL.format(ids=listed), [tx.now_db, *ids])
         moved_apart(tx, ((*row[:3], State.CANCELLED) for row in rows))
-        tx.wake()  # a function that runs is to hear of it, and there may be room for another
+        tx.wake()  # a running function must be cancelled, and there may be room for another job
     return changed
 
 

@@ -35,7 +35,7 @@ DELETE_MINUTES = """
     DELETE FROM relay_queue_queueminute WHERE id IN (
         SELECT id FROM relay_queue_queueminute WHERE minute < %s ORDER BY minute LIMIT %s)
 """
-"""Delete statistics of minutes that nobody asks for any more."""
+"""Delete statistics of old minutes."""
 
 DELETE_BULK_ACTS = """
     DELETE FROM relay_queue_bulkact WHERE id IN (
@@ -45,7 +45,7 @@ DELETE_BULK_ACTS = """
             AND NOT EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.id = b.job_id))
         ORDER BY b.id LIMIT %s)
 """
-"""Delete bulk acts that ended long ago, or that nobody will go on with: their job is gone."""
+"""Delete bulk acts that ended long ago, or that cannot go on because their job is gone."""
 
 
 def prune(tx: Transaction, state: State, finished_before: datetime, limit: int = 1000) -> int:

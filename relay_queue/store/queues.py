@@ -23,7 +23,7 @@ FIND_LIMITS = f"""
 """Read the limits of one queue, and its unfinished jobs where a capacity makes them matter."""
 
 HOLD_QUEUE = "SELECT name FROM relay_queue_queue WHERE name = %s{lock}"
-"""Keep others from filling a queue with a capacity."""
+"""Keep other transactions from filling a queue with a capacity."""
 
 CREATE_QUEUE = """
     INSERT INTO relay_queue_queue
@@ -31,12 +31,13 @@ CREATE_QUEUE = """
     VALUES (%s, %s, %s, %s, NULL, %s, %s)
     ON CONFLICT (name) DO NOTHING
 """
-"""Create the row of a queue unless somebody has."""
+"""Create the row of a queue unless it is there."""
 
 MOST_REMEMBERED = 1_000
 """Queues whose limits a process keeps in mind."""
 
-_unbounded: dict[str, QueueLimits] = {}
+_unbounded: dict[tuple[str, str], QueueLimits] = {}
+"""The limits of queues without a capacity, by the alias of the database and the queue's name."""
 
 PAUSE = """
     UPDATE relay_queue_queue SET paused_at = %s, updated_at = %s
@@ -80,7 +81,7 @@ RECOUNT = """
 """Count a queue's jobs by state: reads all of them."""
 
 FORGET_COUNTS = "DELETE FROM relay_queue_queuecount WHERE queue = %s"
-"""Drop the counters of a queue, to be written anew in the same transaction."""
+"""Drop the counters of a queue; the same transaction writes new ones."""
 
 RERANK_ROWS: Final = 1000
 """Rows whose ranks one transaction rewrites at the most."""
@@ -106,7 +107,7 @@ class QueueLimits:
 def queue_limits(tx: Transaction, name: str) -> QueueLimits:
     """Return the limits of a queue, creating its row on first use; see `queue_name`.
 
-    If it has a capacity, nobody else fills it before this transaction ends. Of several queues, ask
+    If it has a capacity, no other transaction fills it before this one ends. Of several queues, ask
     in the order of their names.
     """
     limits = _find(tx, name) or _create(tx, name)
@@ -118,16 +119,16 @@ def queue_limits(tx: Transaction, name: str) -> QueueLimits:
 
 
 def queue_aging(tx: Transaction, name: str) -> float | None:
-    """Return the aging of a queue, creating its row on first use. Waits for nobody."""
+    """Return the aging of a queue, creating its row on first use. Waits for no lock."""
     return (_find(tx, name) or _create(tx, name)).aging_seconds
 
 
-def guessed_limits(name: str) -> QueueLimits | None:
+def guessed_limits(tx: Transaction, name: str) -> QueueLimits | None:
     """Return the limits of a queue that had no capacity when this process last read them.
 
     Another process may have changed them since, so a statement that relies on them asks again.
     """
-    return _unbounded.get(name)
+    return _unbounded.get((tx.connection.alias, name))
 
 
 def ensure_queue(tx: Transaction, name: str) -> None:
@@ -164,17 +165,17 @@ def _find(tx: Transaction, name: str) -> QueueLimits | None:
     if not isinstance(aging_seconds, int | float | None):
         aging_seconds = QueueOptions().aging_seconds  # an altered row must not stop the queue
     limits = QueueLimits(capacity, max_running, aging_seconds, bool(paused), unfinished + pending)
-    _remember(name, limits)
+    _remember((tx.connection.alias, name), limits)
     return limits
 
 
-def _remember(name: str, limits: QueueLimits) -> None:
+def _remember(queue: tuple[str, str], limits: QueueLimits) -> None:
     if limits.capacity is not None:
-        _unbounded.pop(name, None)
+        _unbounded.pop(queue, None)
         return
     if len(_unbounded) >= MOST_REMEMBERED:
         _unbounded.clear()
-    _unbounded[name] = limits
+    _unbounded[queue] = limits
 
 
 def _create(tx: Transaction, name: str) -> QueueLimits:
@@ -205,7 +206,7 @@ def resume(tx: Transaction, queue: str) -> bool:
 
 
 def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:
-    """Return the limits of a queue by name; nobody else changes them before this transaction ends."""
+    """Return the limits of a queue by name, and lock them until this transaction ends."""
     queue = queue_name(queue)
     queue_limits(tx, queue)
     (row,) = tx.fetch(READ_LIMITS.format(lock=tx.dialect.lock_rows), [queue])
@@ -266,7 +267,8 @@ def recount(tx: Transaction, queue: str) -> dict[str, int]:
     """
     tx.flush()  # what earlier verbs of this transaction have moved is in the rows already
     if tx.dialect.freeze_counts:
-        # Whoever has moved jobs has also written counters, and waits to; nobody is in between.
+        # A transaction that has moved jobs has also written counters, or waits to do so. So none is
+        # between the two.
         tx.execute(tx.dialect.freeze_counts)
     counts = {state: int(n) for state, n in tx.fetch(RECOUNT, [queue])}
     tx.execute(FORGET_COUNTS, [queue])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from relay_queue.backoff import Backoff
 
@@ -72,6 +72,10 @@ class Claim:
     expires_at: datetime
     wait_seconds: float
 
+    def settlement(self, verb: Verb, result: str | None = None, **facts: Any) -> Settlement:
+        """Return the settlement of this claim's lease; ``facts`` are more fields of `Settlement`."""
+        return Settlement(verb, self.lease_id, self.token, result, **facts)
+
 
 # From this many losses in a row a job is held to be the likely cause of its owners' deaths.
 SUSPECT_LOSSES = 2
@@ -83,8 +87,8 @@ class Settlement:
 
     ``result`` is JSON text (ack). ``error`` is the path of the exception's class, ``message`` one
     line, ``traceback`` many (nack). ``delay_seconds`` replaces the back-off (nack) or is the length
-    of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``again`` says that
-    it was told before, in a transaction that may have committed.
+    of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``repeated`` says
+    that it was given before, in a transaction that may have committed.
     """
 
     verb: Verb
@@ -97,7 +101,7 @@ class Settlement:
     fatal: bool = False
     timed_out: bool = False
     delay_seconds: float | None = None
-    again: bool = False
+    repeated: bool = False
 
 
 class Settled(NamedTuple):

@@ -28,8 +28,8 @@ FIND_OF_WORKERS = """
     SELECT id, job_id FROM relay_queue_lease
     WHERE ended_at IS NULL AND worker_id IN ({workers}) ORDER BY expires_at LIMIT %s{lock}
 """
-"""Find the open leases of workers that are known to be dead: by the index of open leases, which the
-order asks for; by id the whole ledger would be read."""
+"""Find the open leases of workers that are known to be dead. The order makes the planner use the
+index of open leases; with an order by id it would read the whole ledger."""
 
 END_EXPIRED = """
     UPDATE relay_queue_lease SET ended_at = %s, outcome = 'expired'
@@ -59,7 +59,7 @@ PROMOTE = f"""
 """Make due jobs ready. Their rank was set when they began to wait."""
 
 LOSS_BACKOFF = Backoff(base_seconds=1.0, max_seconds=300.0, jitter="full")
-"""Jobs that outlived two owners come back apart from each other, not in the herd that died."""
+"""Jobs that lost two owners come back at different times, and not all at once as they were lost."""
 
 LONG_OVER_SECONDS = -3600.0
 """The length of a lease that has ended before it began, to try a recovery with."""
@@ -76,7 +76,7 @@ def recover_expired(
     """End up to ``limit`` leases whose time is over, and send their jobs on.
 
     With a ``trial`` each is ended in a savepoint of its own, and a job whose row is proven to be at
-    fault goes dead; otherwise such a row raises.
+    fault goes dead. Without one such a row raises.
     """
     find = FIND_EXPIRED.format(lock=tx.dialect.skip_locked)
     found = tx.fetch(find, [tx.now_db, limit])
@@ -139,8 +139,8 @@ def _end(
 def promote(tx: Transaction, limit: int = 1000, *, trial: Trial | None = None) -> dict[str, int]:
     """Make up to ``limit`` due jobs ready; return how many per queue.
 
-    With a ``trial`` each is made ready in a savepoint of its own, and one that cannot be stays as it
-    is: no attempt of it has been lost, and it may be mended.
+    With a ``trial`` each is made ready in a savepoint of its own. A job for which that fails stays
+    as it is: no attempt of it was lost, and its row may be mended.
     """
     rows = tx.fetch(FIND_DUE.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
     if not rows:
@@ -178,7 +178,7 @@ def _send_on(
 
 
 def _step(tx: Transaction, job: RunningJob, losses: int, outcome: Outcome) -> Step:
-    """A first loss goes back to its place at once; from the second in a row it waits."""
+    """Return where a lost job goes: to its old place at first, from the second loss on it waits."""
     if job.exhausted:
         state = State.DEAD
     else:

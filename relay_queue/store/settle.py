@@ -21,16 +21,17 @@ from relay_queue.store.transaction import Transaction
 from relay_queue.store.transitions import moved, moved_apart
 
 END_LEASES = """
-    WITH told (lease_id, token, outcome, error, traceback) AS ({rows})
+    WITH given (lease_id, token, outcome, error, traceback) AS ({rows})
     UPDATE relay_queue_lease
-    SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
-    FROM told
-    WHERE relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
+    SET ended_at = %s, outcome = given.outcome, error = given.error, traceback = given.traceback
+    FROM given
+    WHERE relay_queue_lease.id = given.lease_id AND relay_queue_lease.token = given.token
       AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
     RETURNING relay_queue_lease.id, relay_queue_lease.job_id
 """
-"""End the leases whose owners still hold them. An open lease has no outcome: asked for its end, a
-planner may walk the index of all open leases instead of looking up these."""
+"""End the leases whose owners still hold them. An open lease has no outcome. The guard asks for
+that and not for the end: a planner might walk the index of all open leases instead of looking up
+these."""
 
 SUCCEED = """
     WITH done (job_id, result) AS ({rows})
@@ -43,15 +44,15 @@ SUCCEED = """
 """Finish the jobs whose leases were just ended as acked."""
 
 END_AND_SUCCEED = """
-    WITH told (lease_id, token, outcome, error, traceback, result) AS ({rows}),
+    WITH given (lease_id, token, outcome, error, traceback, result) AS ({rows}),
     ended AS (
         UPDATE relay_queue_lease
-        SET ended_at = %s, outcome = told.outcome, error = told.error, traceback = told.traceback
-        FROM told
-        WHERE relay_queue_lease.id = ANY(ARRAY(SELECT lease_id FROM told))
-          AND relay_queue_lease.id = told.lease_id AND relay_queue_lease.token = told.token
+        SET ended_at = %s, outcome = given.outcome, error = given.error, traceback = given.traceback
+        FROM given
+        WHERE relay_queue_lease.id = ANY(ARRAY(SELECT lease_id FROM given))
+          AND relay_queue_lease.id = given.lease_id AND relay_queue_lease.token = given.token
           AND relay_queue_lease.outcome IS NULL AND relay_queue_lease.expires_at > %s
-        RETURNING relay_queue_lease.id, job_id, told.outcome, told.result),
+        RETURNING relay_queue_lease.id, job_id, given.outcome, given.result),
     acked (job_id, result) AS (SELECT * FROM unnest(
         ARRAY(SELECT job_id FROM ended WHERE outcome = 'acked'),
         ARRAY(SELECT result FROM ended WHERE outcome = 'acked'))),
@@ -64,8 +65,9 @@ END_AND_SUCCEED = """
         RETURNING relay_queue_job.id, relay_queue_job.queue)
     SELECT ended.id, ended.job_id, done.queue FROM ended LEFT JOIN done ON done.id = ended.job_id
 """
-"""Both in one statement, with arrays for the reason of `Dialect.lookup`: of a table that it takes for empty
-a planner expects that no lease is ended, and would walk over any index to find the job of none."""
+"""Both in one statement, with arrays for the reason of `Dialect.lookup`. A planner that takes the
+table for empty expects that no lease is ended. It would then walk over any index to find the job of
+none."""
 
 ACK_CASTS = ("bigint", "text")
 
@@ -108,7 +110,8 @@ RECORD_REFUSAL = """
     UPDATE relay_queue_lease SET refused_at = %s, refused_verb = %s, refused_reason = %s
     WHERE id = %s AND token = %s
 """
-"""Write on a lease that its owner came back late, with which verb, and why it was refused."""
+"""Write on a lease that its owner settled too late: when, with which verb, and why it was
+refused."""
 
 MOVE_CASTS = (
     "bigint",
@@ -142,12 +145,16 @@ def end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> Ended:
     The settlements are of leases that are all different.
     """
     ended: Ended
-    if tx.dialect.chains_writes:
-        params = [value for told in settlements for value in (*_words(told), told.result)]
+    if tx.dialect.has_writable_ctes:
+        params = [
+            value
+            for settlement in settlements
+            for value in (*_columns(settlement), settlement.result)
+        ]
         rows = tx.rows(END_AND_SUCCEED, CHAIN_CASTS, params, *[tx.now_db] * 3)
         ended = {lease_id: (job_id, queue) for lease_id, job_id, queue in rows}
     else:
-        params = [value for told in settlements for value in _words(told)]
+        params = [value for settlement in settlements for value in _columns(settlement)]
         jobs = dict(tx.rows(END_LEASES, LEASE_CASTS, params, tx.now_db, tx.now_db))
         queues = _succeed(tx, settlements, jobs)
         ended = {lease_id: (job_id, queues.get(job_id)) for lease_id, job_id in jobs.items()}
@@ -156,8 +163,14 @@ def end_leases(tx: Transaction, settlements: Sequence[Settlement]) -> Ended:
     return ended
 
 
-def _words(told: Settlement) -> tuple[Any, ...]:
-    return told.lease_id, told.token, outcome_of(told).value, told.error, told.traceback
+def _columns(settlement: Settlement) -> tuple[Any, ...]:
+    return (
+        settlement.lease_id,
+        settlement.token,
+        outcome_of(settlement).value,
+        settlement.error,
+        settlement.traceback,
+    )
 
 
 def _succeed(
@@ -165,23 +178,23 @@ def _succeed(
 ) -> dict[int, str]:
     """Finish the jobs whose leases were ended as acked; return their queues by job id."""
     params: list[Any] = []
-    for told in settlements:
-        if told.verb == "ack" and told.lease_id in jobs:
-            params += (jobs[told.lease_id], told.result)
+    for settlement in settlements:
+        if settlement.verb == "ack" and settlement.lease_id in jobs:
+            params += (jobs[settlement.lease_id], settlement.result)
     return dict(tx.rows(SUCCEED, ACK_CASTS, params, tx.now_db))
 
 
-def outcome_of(told: Settlement) -> Outcome:
+def outcome_of(settlement: Settlement) -> Outcome:
     """Return what a lease ends as when its owner tells this."""
-    if told.verb == "ack":
+    if settlement.verb == "ack":
         return Outcome.ACKED
-    if told.verb == "snooze":
+    if settlement.verb == "snooze":
         return Outcome.SNOOZED
-    if told.verb == "release":
+    if settlement.verb == "release":
         return Outcome.RELEASED
-    if told.timed_out:
+    if settlement.timed_out:
         return Outcome.TIMED_OUT
-    return Outcome.FATAL if told.fatal else Outcome.FAILED
+    return Outcome.FATAL if settlement.fatal else Outcome.FAILED
 
 
 class Step:
@@ -234,46 +247,59 @@ class RunningJob:
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement]) -> list[Settled]:
-    """Apply what owners tell of their leases; the answers are in the order of the settlements.
+    """Apply the settlements of owners; the answers are in the order of the settlements.
 
-    A refused settlement changes nothing but the record of the refusal on its lease. An ack that is
-    told twice is answered as the success that it was, and so is whatever is told ``again``.
+    A refused settlement changes nothing but the record of the refusal on its lease. A second ack is
+    answered as the success that it was. So is every settlement that is ``repeated``.
     """
-    for told in settlements:
-        if told.delay_seconds is not None:
-            validation.require_seconds("delay_seconds", told.delay_seconds, 0.0, MAX_DELAY_SECONDS)
+    for settlement in settlements:
+        if settlement.delay_seconds is not None:
+            validation.require_seconds(
+                "delay_seconds", settlement.delay_seconds, 0.0, MAX_DELAY_SECONDS
+            )
     if not settlements:
         return []
-    # One word per lease and round: were two told at once, the guard could not say which it took.
+    # One settlement for each lease and round. The guard works on sets: of two settlements of one
+    # lease it could not say which of them it has taken.
     first: dict[int, Settlement] = {}
-    again: list[Settlement] = []
-    for told in settlements:
-        if first.setdefault(told.lease_id, told) is not told:
-            again.append(told)
+    later: list[Settlement] = []
+    for settlement in settlements:
+        if first.setdefault(settlement.lease_id, settlement) is not settlement:
+            later.append(settlement)
     placed = _settle_each(tx, list(first.values()))
-    later = iter(settle(tx, again))
+    later_answers = iter(settle(tx, later))
     return [
-        placed[told.lease_id] if first[told.lease_id] is told else next(later)
-        for told in settlements
+        placed[settlement.lease_id]
+        if first[settlement.lease_id] is settlement
+        else next(later_answers)
+        for settlement in settlements
     ]
 
 
 def _settle_each(tx: Transaction, settlements: list[Settlement]) -> dict[int, Settled]:
     """Settle leases that are all different; return the answers by lease id."""
-    ended = end_leases(tx, [told for told in settlements if validation.is_id(told.lease_id)])
+    ended = end_leases(
+        tx, [settlement for settlement in settlements if validation.is_id(settlement.lease_id)]
+    )
     placed = {}
     failed = []
-    for told in settlements:
-        if told.lease_id not in ended:
+    for settlement in settlements:
+        if settlement.lease_id not in ended:
             continue
-        if told.verb == "ack":
-            placed[told.lease_id] = _succeeded(told, *ended[told.lease_id])
+        if settlement.verb == "ack":
+            placed[settlement.lease_id] = _succeeded(settlement, *ended[settlement.lease_id])
         else:
-            failed.append(told)
+            failed.append(settlement)
     if failed:
-        placed |= _fail(tx, failed, {told.lease_id: ended[told.lease_id][0] for told in failed})
+        placed |= _fail(
+            tx,
+            failed,
+            {settlement.lease_id: ended[settlement.lease_id][0] for settlement in failed},
+        )
     if len(ended) < len(settlements):
-        placed |= _refuse(tx, [told for told in settlements if told.lease_id not in ended])
+        placed |= _refuse(
+            tx, [settlement for settlement in settlements if settlement.lease_id not in ended]
+        )
     return placed
 
 
@@ -294,7 +320,7 @@ def nack(
     delay_seconds: float | None = None,
 ) -> Settled:
     """The function failed: the job backs off, or goes dead when fatal or out of attempts."""
-    told = Settlement(
+    settlement = Settlement(
         "nack",
         lease_id,
         token,
@@ -304,7 +330,7 @@ def nack(
         fatal=fatal,
         delay_seconds=delay_seconds,
     )
-    return settle(tx, [told])[0]
+    return settle(tx, [settlement])[0]
 
 
 def snooze(tx: Transaction, lease_id: int, token: str, seconds: float) -> Settled:
@@ -349,15 +375,15 @@ def _backoff(base_seconds: float, max_seconds: float, jitter: Jitter) -> Backoff
         return Backoff()
 
 
-def _succeeded(told: Settlement, job_id: int, queue: str | None) -> Settled:
+def _succeeded(settlement: Settlement, job_id: int, queue: str | None) -> Settled:
     if queue is None:
-        return _not_running(told, job_id)
-    return Settled(told.lease_id, job_id, queue, State.SUCCEEDED)
+        return _not_running(settlement, job_id)
+    return Settled(settlement.lease_id, job_id, queue, State.SUCCEEDED)
 
 
-def _not_running(told: Settlement, job_id: int) -> Settled:
+def _not_running(settlement: Settlement, job_id: int) -> Settled:
     """Answer for a lease that was open though its job was not running: only damage does that."""
-    return Settled(told.lease_id, job_id, "", "", "the job is not running")
+    return Settled(settlement.lease_id, job_id, "", "", "the job is not running")
 
 
 def _fail(
@@ -366,55 +392,60 @@ def _fail(
     running = {job.job_id: job for job in read_running(tx, [jobs[t.lease_id] for t in others])}
     placed = {}
     steps = []
-    for told in others:
-        job = running.get(jobs[told.lease_id])
+    for settlement in others:
+        job = running.get(jobs[settlement.lease_id])
         if job is None:
-            placed[told.lease_id] = _not_running(told, jobs[told.lease_id])
+            placed[settlement.lease_id] = _not_running(settlement, jobs[settlement.lease_id])
             continue
-        step = _next_step(tx, told, job)
+        step = _next_step(tx, settlement, job)
         steps.append(step)
-        placed[told.lease_id] = Settled(told.lease_id, job.job_id, job.queue, step.state)
+        placed[settlement.lease_id] = Settled(
+            settlement.lease_id, job.job_id, job.queue, step.state
+        )
     move(tx, steps)
     return placed
 
 
-def _next_step(tx: Transaction, told: Settlement, job: RunningJob) -> Step:
-    if told.verb == "release":
+def _next_step(tx: Transaction, settlement: Settlement, job: RunningJob) -> Step:
+    if settlement.verb == "release":
         step = Step(job, State.READY)
         step.attempt -= 1
-        step.losses = job.losses  # handed back unrun: it says nothing of the job
+        step.losses = job.losses  # handed back unrun: that says nothing of the job
         return step
-    if told.verb == "snooze":
+    if settlement.verb == "snooze":
         step = Step(job, State.SCHEDULED)
         step.attempt -= 1
-        back_off(tx, step, told.delay_seconds or 0.0)
+        back_off(tx, step, settlement.delay_seconds or 0.0)
         return step
-    step = Step(job, State.DEAD if told.fatal or job.exhausted else State.RETRYING)
-    step.error = told.message
+    step = Step(job, State.DEAD if settlement.fatal or job.exhausted else State.RETRYING)
+    step.error = settlement.message
     if step.state is State.RETRYING:
-        delay = told.delay_seconds
+        delay = settlement.delay_seconds
         back_off(tx, step, job.backoff.delay_seconds(job.failures) if delay is None else delay)
     return step
 
 
 def _refuse(tx: Transaction, late: Sequence[Settlement]) -> dict[int, Settled]:
-    rows = tx.ids(FIND_REFUSED, validation.valid_ids(told.lease_id for told in late))
+    rows = tx.ids(FIND_REFUSED, validation.valid_ids(settlement.lease_id for settlement in late))
     found = {row[0]: row for row in rows}
     placed = {}
-    for told in late:
-        row = found.get(told.lease_id)
-        if row is None or row[2] != told.token:
-            placed[told.lease_id] = Settled(
-                told.lease_id, None, "", "", "no lease has this id and token"
+    for settlement in late:
+        row = found.get(settlement.lease_id)
+        if row is None or row[2] != settlement.token:
+            placed[settlement.lease_id] = Settled(
+                settlement.lease_id, None, "", "", "no lease has this id and token"
             )
             continue
         _, job_id, _, outcome, ended, queue, state = row
-        if outcome == outcome_of(told) and (told.verb == "ack" or told.again):
-            placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state)
+        if outcome == outcome_of(settlement) and (settlement.verb == "ack" or settlement.repeated):
+            placed[settlement.lease_id] = Settled(settlement.lease_id, job_id, queue, state)
             continue
         reason = f"the lease had ended: {outcome}" if ended else "the lease had expired"
-        tx.execute(RECORD_REFUSAL, [tx.now_db, told.verb, reason, told.lease_id, told.token])
-        placed[told.lease_id] = Settled(told.lease_id, job_id, queue, state, reason)
+        tx.execute(
+            RECORD_REFUSAL,
+            [tx.now_db, settlement.verb, reason, settlement.lease_id, settlement.token],
+        )
+        placed[settlement.lease_id] = Settled(settlement.lease_id, job_id, queue, state, reason)
     return placed
 
 
@@ -424,9 +455,9 @@ def renew(
     """Extend leases given as (lease id, token, seconds from now); return the ids that were.
 
     A lease that is not among them has ended or expired: its owner must stop and may not settle.
-    ``waited_seconds`` is how long ago the owner wanted to write and could not: a lease that was not
-    over by then is extended, if nobody has ended it meanwhile. While it is open nobody else can have
-    a token for its job.
+    ``waited_seconds`` is how long ago the owner wanted to write and could not. A lease that was not
+    over by then is extended, unless it was ended meanwhile. While it is open there is no other
+    token for its job.
     """
     if not leases:
         return set()

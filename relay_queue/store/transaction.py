@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections
 from django.db import transaction as django_transaction
 
 from relay_queue import conf
-from relay_queue.db.watched import is_watched
+from relay_queue.db.fast_atomic import is_watched
 from relay_queue.store.dialects import Dialect, dialect_for, marks
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ADD_TO_COUNTS = """
 COUNT_CASTS = ("text", "text", "bigint")
 
 MOST_TRIES = 3
-"""Times that work is begun which the database undoes for the sake of somebody else's."""
+"""Times that work is tried which the database undoes so that another transaction can go on."""
 
 T = TypeVar("T")
 
@@ -75,8 +75,9 @@ class Transaction:
         """Whether workers are to be woken once this is committed; see `wake`."""
         self._now: datetime | None = None
         self._now_db: Any = None
-        # Django's cursor tells whoever watches: the query log, wrappers, assertNumQueries. Where
-        # nobody does, its layers cost as much as the statements.
+        # Django's cursor informs the watchers of statements: the query log, wrappers,
+        # assertNumQueries. Its layers cost as much as the statements, so without a watcher they are
+        # left out.
         watched = is_watched(connection)
         self._cursor: Any = connection.cursor() if watched else dialect.cursor(connection)
         # The query log formats statements itself and knows only Django's own placeholders.
@@ -111,8 +112,8 @@ class Transaction:
     ) -> list[tuple[Any, ...]]:
         """Run a statement whose ``{rows}`` are the values in ``params``, and return its rows.
 
-        Padded with rows of NULL, which match nothing, to a power of two: a few statements then stay
-        prepared, whatever the number of rows. ``rest`` are the parameters behind the rows.
+        Padded with rows of NULL, which match nothing, to a power of two. So a few prepared
+        statements serve any number of rows. ``rest`` are the parameters behind the rows.
         """
         if not params:
             return []
@@ -138,7 +139,7 @@ class Transaction:
         return int(self._cursor.rowcount)
 
     def post(self, statement: str, params: Sequence[Any] = ()) -> None:
-        """Run a statement of which nobody wants an answer; see `Dialect.post`."""
+        """Run a statement whose answer is not needed; see `Dialect.post`."""
         self._run(self._post, statement, params)
 
     def fetch(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -157,7 +158,7 @@ class Transaction:
         """Note that there is something that idle or running workers should hear of at once.
 
         They are rung after the commit, once however often it is noted. Verbs that make work, make
-        room for it, or take a job from its function call it; nobody else has to remember.
+        room for it, or take a job from its function call it. No caller of a verb has to.
         """
         self.wakes = True
 
@@ -176,7 +177,7 @@ class Transaction:
                 raise
 
     def _post(self, sql: str, params: Sequence[Any]) -> None:
-        # In somebody else's transaction, the next statement or the commit may be somebody else's.
+        # In the caller's transaction the next statement, or the commit, may be the caller's.
         if self.joined:
             self._cursor.execute(sql, params)
         else:
@@ -213,28 +214,28 @@ class Transaction:
 class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
     """Open a write transaction on the queue's database, or join the caller's.
 
-    ``with transaction() as tx:``. Joined, nothing is locked here and the caller's commit decides: an
-    enqueue inside ``atomic()`` lives and dies with the caller's rows. ``wait_seconds`` bounds the
-    wait for the writer, and ``first`` lets a worker's loop pass its own process's other threads.
-    ``lazily`` may save an exchange with a server, see `Dialect.outermost`: no savepoint may come
-    before the first statement then, and a connection that has died is not opened again unseen.
-    After the commit workers are woken if a verb has noted that; with ``rings=False`` that is left to
-    the caller. Raises ``OperationalError`` if the wait was too long.
+    ``with transaction() as tx:``. Joined, nothing is locked here and the caller's commit decides:
+    an enqueue inside ``atomic()`` lives and dies with the caller's rows. ``wait_seconds`` bounds
+    the wait for the writer, and ``first`` lets a worker's loop pass its own process's other
+    threads. ``defer_begin`` may save an exchange with a server, see `Dialect.begin`. No savepoint
+    may come before the first statement then, and a dead connection raises instead of being opened
+    again. After the commit workers are woken if a verb has noted that; with ``rings=False`` that is
+    left to the caller. Raises ``OperationalError`` if the wait was too long.
     """
 
-    __slots__ = ("_block", "_tx", "first", "lazily", "rings", "wait_seconds")
+    __slots__ = ("_block", "_tx", "defer_begin", "first", "rings", "wait_seconds")
 
     def __init__(
         self,
         *,
         wait_seconds: float | None = None,
         first: bool = False,
-        lazily: bool = False,
+        defer_begin: bool = False,
         rings: bool = True,
     ) -> None:
         self.wait_seconds = wait_seconds
         self.first = first
-        self.lazily = lazily
+        self.defer_begin = defer_begin
         self.rings = rings
 
     def __enter__(self) -> Transaction:
@@ -247,14 +248,14 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
                 dialect.begin_by_hand(connection)
             self._block = django_transaction.atomic(using=connection.alias)
         else:
-            lazily = self.lazily and not is_watched(connection)
-            self._block = dialect.outermost(
-                connection, self.wait_seconds, first=self.first, lazily=lazily
+            defer_begin = self.defer_begin and not is_watched(connection)
+            self._block = dialect.begin(
+                connection, self.wait_seconds, first=self.first, defer_begin=defer_begin
             )
         self._block.__enter__()
         try:
             self._tx = Transaction(connection, dialect, joined=joined)
-            if not self.lazily:
+            if not self.defer_begin:
                 self._tx.read_clock()
         except BaseException:
             self._block.__exit__(*sys.exc_info())
@@ -269,11 +270,12 @@ class transaction:  # noqa: N801 - used as a function, like Django's ``atomic``
             exc_info = sys.exc_info()
             raise
         finally:
-            # With its connection closed inside, a cursor cannot be: the block must end all the same.
+            # If the connection was closed inside, the cursor cannot be closed. The block must end
+            # even then.
             with suppress(Exception):
                 self._tx.close()
             self._block.__exit__(*exc_info)
-        # Behind the commit, or behind the savepoint: whoever is rolled back wakes nobody.
+        # After the commit, or after the savepoint: what is rolled back wakes no worker.
         if exc_info[0] is None and self._tx.wakes and self.rings and _ring is not None:
             _ring(self._tx.connection.alias)
 
@@ -282,8 +284,8 @@ def in_transaction(work: Callable[[Transaction], T]) -> T:
     """Return what ``work`` returns in a transaction of its own, or in the caller's.
 
     A database that ends a deadlock chooses one transaction and undoes it. If that is one of our
-    own, ``work`` is begun again, at most ``MOST_TRIES`` times in all. Inside the caller's it raises,
-    since the caller's own statements are undone, too. Raises what ``work`` raises.
+    own, ``work`` is tried again, at most ``MOST_TRIES`` times in all. Inside the caller's it
+    raises, since the caller's own statements are undone, too. Raises what ``work`` raises.
     """
     for left in reversed(range(MOST_TRIES)):
         try:
@@ -292,6 +294,6 @@ def in_transaction(work: Callable[[Transaction], T]) -> T:
         except DatabaseError as error:
             connection = connections[conf.get().database]
             joined = connection.in_atomic_block or not connection.get_autocommit()
-            if joined or not left or not dialect_for(connection).was_sacrificed(error):
+            if joined or not left or not dialect_for(connection).is_deadlock_victim(error):
                 raise
     raise AssertionError("the last try returns or raises")

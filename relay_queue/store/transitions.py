@@ -1,8 +1,8 @@
 """Transitions: the one way in which a job comes, changes its state, ends and goes.
 
-A verb writes the rows, since each has a statement of its own. Then it says here what it has written.
-So the counters are exact, no verb makes a step that `relay_queue.states` does not allow, and whatever
-must hear of a job's end has one place to hear it.
+A verb writes the rows, since each has a statement of its own. Then it says here what it has
+written. So the counters are exact, and no verb makes a step that `relay_queue.states` does not
+allow. A feature that depends on a job's end has one place to hook into.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Trial: find out whether a row is at fault, or the table, a right, a sequence, a trigger around it.
 
-A step over many rows that fails is done again row by row. What fails then may be an altered row; but
-a fault of the tables makes healthy rows fail, too, and those must never be condemned. A job whose
-row is proven to be at fault goes dead, and nothing else of the row is read: a flipped bit must cost
-one job, not the worker that meets it, nor the jobs behind it.
+A step over many rows that fails is done again row by row. What fails then may be an altered row.
+But a fault of the tables makes sound rows fail, too, and their jobs must never go dead. A job whose
+row is proven to be at fault goes dead, and nothing else of the row is read. A flipped bit must cost
+one job, and not the worker that claims it or the jobs behind it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from relay_queue.store.transaction import Transaction, transaction
 from relay_queue.store.transitions import moved
 
 UNREADABLE: Final = (DatabaseError, ValueError, TypeError, ArithmeticError)
-"""What reading an altered row may raise: undecodable text, a date that is none, a number that is
-text, a constraint that the row breaks as soon as it is touched."""
+"""What reading an altered row may raise: for text that cannot be decoded, a date that is none, a
+number that is text, or a constraint that the row breaks when it is written."""
 
 FIND_STATE = f"""
     SELECT queue, state FROM relay_queue_job WHERE id = %s AND state IN ({sql_list(CAN_GO_DEAD)})
@@ -38,13 +38,13 @@ MARK_DEAD = """
     UPDATE relay_queue_job SET state = 'dead', finished_at = %s, last_error = %s
     WHERE id = %s AND state = %s
 """
-"""Send a job to the dead letters whatever else its row says."""
+"""Send a job to the dead letters, without reading anything else of its row."""
 
 END_LEASE_AS_LOST = """
     UPDATE relay_queue_lease SET ended_at = %s, outcome = 'lost'
     WHERE job_id = %s AND ended_at IS NULL
 """
-"""End its lease: nobody can know what came of it."""
+"""End its lease as lost: the effect of its attempt is unknown."""
 
 JOB_OF_LEASE = "SELECT job_id FROM relay_queue_lease WHERE id = %s AND token = %s"
 """Find the job of a lease."""
@@ -79,7 +79,7 @@ def job_of_lease(tx: Transaction, lease_id: int, token: str) -> int | None:
 def mark_unreadable(tx: Transaction, job_id: int, error: Exception) -> bool:
     """Make a ready or running job a dead letter because its row cannot be read; say whether it was.
 
-    Whoever asks must have proven that the row is at fault, as `relay_queue.store.trial` does.
+    The caller must have proven that the row is at fault, as `Trial` does.
     """
     rows = tx.fetch(FIND_STATE, [job_id])
     for queue, state in rows:
@@ -95,9 +95,10 @@ class TrialStep(Generic[Item, Result]):
     """What is done with each of some rows.
 
     ``run`` does it with one and returns what came of it: records with a ``queue``, or nothing if
-    there was nothing to do. ``job_of`` names the job of a row. ``control`` does the same with a sound
-    job, ready under the id that it is given, and says whether it could. ``blame`` is called for a row
-    that is proven to be at fault, and its records count as results; by default its job is condemned.
+    there was nothing to do. ``job_of`` names the job of a row. ``control`` does the same with a
+    sound job, ready under the id that it is given, and says whether it could. ``blame`` is called
+    for a row that is proven to be at fault, and its records count as results. By default the job of
+    that row goes dead.
     """
 
     name: str
@@ -108,7 +109,8 @@ class TrialStep(Generic[Item, Result]):
 
 
 class Trial:
-    """Does steps row by row, in savepoints, and condemns only what is proven to be at fault.
+    """Does steps row by row, in savepoints, and makes a job dead only if its row is proven to be at
+    fault.
 
     A row is at fault if it fails alone, a sound row of its queue passes the same step, and it fails
     once more. What fails without that proof is left as it is. ``faults`` has the last error of each
@@ -128,8 +130,8 @@ class Trial:
     ) -> list[Result]:
         """Do a step with each item; return what came of those that passed, or are to blame.
 
-        Ends early with ``enough`` results. Raises a database error whose cause is neither in rows nor
-        in tables, like a full disk.
+        Ends early with ``enough`` results. Raises a database error that has another cause than rows
+        or tables, like a full disk.
         """
         results: list[Result] = []
         suspects: list[tuple[Item, Exception]] = []
@@ -169,7 +171,7 @@ class Trial:
         self, tx: Transaction, step: TrialStep[Item, Result], item: Item, *, keep: bool
     ) -> Sequence[Result]:
         try:
-            return _alone(step.run, item) if keep else _in_vain(step.run, item)
+            return _alone(step.run, item) if keep else _undone(step.run, item)
         except UNREADABLE as error:
             if not self._may_be_data(tx, step.name, error):
                 return []
@@ -214,7 +216,7 @@ class _Undone(Exception):
 def passes(tx: Transaction, queue: str, control: Callable[[Transaction, int], object]) -> bool:
     """Say whether a sound job of a queue passes a step; nothing of it stays.
 
-    Raises a database error whose cause is neither in rows nor in tables.
+    Raises a database error that has another cause than rows or tables.
     """
 
     def run(savepoint: Transaction, _: None) -> list[None]:
@@ -223,7 +225,7 @@ def passes(tx: Transaction, queue: str, control: Callable[[Transaction, int], ob
 
     passed: list[bool] = []
     try:
-        _in_vain(run, None)
+        _undone(run, None)
     except UNREADABLE as error:
         reraise_unless_harmless(tx, error)
         return False
@@ -236,8 +238,8 @@ def _alone(act: Callable[[Transaction, Any], Sequence[Result]], item: Any) -> Se
         return act(savepoint, item)
 
 
-def _in_vain(act: Callable[[Transaction, Any], Sequence[Result]], item: Any) -> Sequence[Result]:
-    """Do something to see whether it can be done, and undo it; nothing comes of it."""
+def _undone(act: Callable[[Transaction, Any], Sequence[Result]], item: Any) -> Sequence[Result]:
+    """Do something and undo it, to see whether it can be done."""
     with suppress(_Undone), transaction() as savepoint:
         act(savepoint, item)
         savepoint.flush()
@@ -256,7 +258,7 @@ def fits(signed: Sequence[Any]) -> bool:
 
 
 def require_sound(tx: Transaction, queue: str) -> None:
-    """Make sure, before jobs are condemned by their checksums, that the checksum of a new job fits.
+    """Make sure, before jobs go dead by their checksums, that the checksum of a new job fits.
 
     A change of a column's type may alter what is read of every job. Raises `NoChecksumFits`.
     """

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relay_queue import validation
 from relay_queue.states import WorkerOrder
@@ -20,12 +20,9 @@ from relay_queue.store.dialects import marks
 from relay_queue.store.transaction import Transaction
 from relay_queue.validation import is_incarnation
 
-if TYPE_CHECKING:
-    from relay_queue.store.transaction import Transaction
-
-
 RESTART_GRACE_SECONDS = 10
-"""After a start of the server all locks are free, and the living need time to take theirs again."""
+"""After a start of the server all locks are free, and living workers need time to take theirs
+again."""
 
 TRY_LOCKS = f"""
     SELECT key FROM unnest(%s::bigint[]) AS wanted (key)
@@ -49,8 +46,8 @@ HEARTBEAT = """
         stopped_at = NULL, stop_reason = %s
     WHERE id = %s
 """
-"""Say that a worker is alive, whatever others thought of it, and write its totals. While it lives,
-``stop_reason`` says what stops it from working; most often nothing does."""
+"""Say that a worker is alive, even if it was marked as ended, and write its totals. While it lives,
+``stop_reason`` says what hinders its work; mostly it is empty."""
 
 STOP = """
     UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = %s
@@ -63,7 +60,7 @@ ORDER = """
     WHERE id IN ({ids}) AND stopped_at IS NULL AND ordered <> 'stop'
     RETURNING id
 """
-"""Tell workers something; one that is on its way out cannot be told anything else."""
+"""Give workers an order. A worker that was ordered to stop takes no other order."""
 
 WRITE_OFF = """
     UPDATE relay_queue_worker SET stopped_at = %s, stop_reason = 'vanished: no heartbeat'
@@ -109,9 +106,9 @@ def lock_key(incarnation: object) -> int | None:
 
 
 def take_locks(tx: Transaction, keys: Sequence[int]) -> set[int]:
-    """Take the locks among these that nobody holds, until the commit; return their keys.
+    """Take the locks among these that are free, until the commit; return their keys.
 
-    Until then nobody else can judge these workers, nor can they come back.
+    Until then no other worker can judge these workers, and they cannot come back.
     """
     return {row[0] for row in tx.fetch(TRY_LOCKS, [list(keys)])} if keys else set()
 
@@ -121,8 +118,8 @@ class NewWorker:
     """What a worker says of itself when it starts.
 
     ``lock_device`` and ``lock_inode`` name the file that it has locked; ``session_lock`` says that
-    a session of its own holds the lock of `relay_queue.store.workers`. Neither: nobody can prove
-    its death.
+    a session of its own holds the lock of `relay_queue.store.workers`. With neither, its death
+    cannot be proven.
     """
 
     incarnation: str
@@ -198,22 +195,24 @@ def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int
 def order_workers(
     tx: Transaction, worker_ids: Sequence[int], order: WorkerOrder | None
 ) -> list[int]:
-    """Tell workers to be quiet or to stop, or with None to serve again; return who was told.
+    """Order workers to be quiet or to stop, or with None to serve again; return the ids of those
+    that took the order.
 
-    They read it within about a second. A worker that has ended, or was told to stop, is passed over.
+    They read it within about a second. A worker that has ended, or was ordered to stop, is passed
+    over.
     """
     worker_ids = validation.valid_ids(worker_ids)
     if not worker_ids:
         return []
     statement = ORDER.format(ids=marks(len(worker_ids)))
-    told = ("", None) if order is None else (str(order), tx.now_db)
-    return [row[0] for row in tx.fetch(statement, [*told, *worker_ids])]
+    ordered = ("", None) if order is None else (str(order), tx.now_db)
+    return [row[0] for row in tx.fetch(statement, [*ordered, *worker_ids])]
 
 
 def write_off_workers(tx: Transaction, silent_since: datetime, limit: int = 1000) -> int:
     """Mark up to ``limit`` workers as ended that were last heard of before a time.
 
-    For workers of other machines or containers, whose locks nobody here can probe. One that comes
+    For workers of other machines or containers, whose locks cannot be probed here. One that comes
     back after all says so with its next heartbeat.
     """
     return tx.execute(WRITE_OFF, [tx.now_db, tx.dialect.to_db(silent_since), limit])

@@ -18,9 +18,10 @@ from relay_queue.models import Job
 from relay_queue.query import looks
 from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
-from relay_queue.worker import report
+from relay_queue.worker import outcome
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.connections import is_left_open
 from relay_queue.worker.executor import execute
-from relay_queue.worker.hygiene import is_left_open
 from relay_queue.worker.threads import follow_threads
 
 if TYPE_CHECKING:
@@ -92,13 +93,13 @@ def _run_next(queue: str | None) -> bool:
     follow_threads()
     for claim in claims:
         depths = {c.alias: len(c.atomic_blocks) for c in connections.all(initialized_only=True)}
-        finished = execute(claim, JobContext.of(claim, worker="testing"))
+        attempt = execute(Attempt(claim, JobContext.of(claim, worker="testing")))
         left = _undo_deeper(depths)
-        if left and finished.settled is None:
-            finished.settlement = report.uncommitted(claim, finished.settlement, left)
-        if finished.settled is None:
+        if left and attempt.settled is None:
+            attempt.settlement = outcome.uncommitted(claim, attempt.settlement, left)
+        if attempt.settled is None:
             with store.transaction() as tx:
-                store.settle(tx, [finished.settlement])
+                store.settle(tx, [attempt.settlement])
     return bool(claims)
 
 

@@ -1,12 +1,12 @@
-"""How an idle worker hears of work: whoever commits some rings every worker's bell.
+"""How an idle worker hears of work: a process that commits some rings every worker's bell.
 
-A verb of the store notes that workers should hear of what it did (`Transaction.wake`), and the
-store's transaction rings here once it is committed. Nobody else has to.
+A verb of the store notes that workers should hear of what it did (`Transaction.wake`). The store's
+transaction rings here once it is committed, so that no caller has to.
 
 A ring carries no information and may be lost: workers also look at the queue every few seconds.
 What a bell is depends on the database: a socket beside an SQLite file (`doorbell`), or a
 notification of PostgreSQL (`notify`, heard by `session`). With ``RELAY["WAKEUP"]`` set to
-``"poll"`` nobody rings and nobody listens.
+``"poll"`` there is no ring, and no worker listens.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def ring_on_commit(using: str) -> None:
         return
     if not _has_bells(connection):
         return
-    # Django drops the hooks of a rolled back savepoint, so a flag "already asked" could outlive
-    # its hook. Looking for the hook itself, where it was put, cannot be wrong.
+    # Django drops the hooks of a rolled back savepoint, so a flag "already asked" could outlive its
+    # hook. The test for the hook itself, where it was put, cannot be wrong.
     hooks = connection.run_on_commit
     place, hook = getattr(_last_hook, "entry", (0, None))
     if place < len(hooks) and hooks[place][1] is hook:
@@ -82,7 +82,7 @@ def ring_on_commit(using: str) -> None:
 
 
 def _ring_behind(using: str) -> None:
-    """Ring behind a transaction of the store: after the caller's commit if it was part of that."""
+    """Ring after a transaction of the store, or after the commit that it was a part of."""
     ring_on_commit(using)
 
 

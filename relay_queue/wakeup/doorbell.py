@@ -1,7 +1,7 @@
 """The doorbell beside an SQLite database.
 
 Each worker process hangs a `Doorbell`, a Unix datagram socket, in the directory
-`<database>-bells/`. Whoever commits work rings every bell found there.
+`<database>-bells/`. A process that commits work rings every bell found there.
 """
 
 import logging
@@ -31,7 +31,7 @@ _bells: "weakref.WeakSet[Doorbell]" = weakref.WeakSet()
 class Doorbell:
     """The listening end, one per worker process.
 
-    The bell can be rung by whoever can write the database: its directory and its socket take
+    Every process that can write the database can ring the bell: the directory and the socket take
     the database's group and mode. A forked child loses the bell and the parent keeps it.
     """
 
@@ -98,7 +98,7 @@ class Doorbell:
     def _leave_to_parent(self) -> None:
         """Close the child's copy after a fork, without removing the socket file.
 
-        Kept open, it would take the rings of a parent that has long been dead.
+        Kept open, it would go on taking rings after the parent's death.
         """
         self._identity = None
         self._socket.close()
@@ -137,7 +137,7 @@ def _ring_all(database_path: str) -> int:
 
 def _bells_in(folder: Folder) -> list[str]:
     with os.scandir(folder.number) as entries:
-        # A link would send the ring to whatever socket it leads to.
+        # A link would send the ring to any socket that it leads to.
         return [e.name for e in entries if not (e.name.startswith(".") or e.is_symlink())]
 
 
@@ -178,7 +178,7 @@ def _address(folder: Folder, name: str, *, exactly: bool = False) -> Iterator[st
     elif short:
         yield folder.path
     else:
-        # A private link of this process, so nobody else can prepare or redirect it.
+        # A private link of this process, so no other user can prepare or redirect it.
         with tempfile.TemporaryDirectory(prefix="relay-") as alias:
             link = os.path.join(alias, "b")
             os.symlink(folder.path, link)

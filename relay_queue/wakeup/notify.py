@@ -1,22 +1,22 @@
 """The ring of PostgreSQL: a notification on a channel of the queue's own.
 
-It is sent after the commit, in a transaction of its own. Inside of the caller's, PostgreSQL would
-let only one such commit at a time through, its flush to the disk included: measured with 8
-producers, 900 commits a second instead of 3,000. A transaction that only notifies flushes nothing.
-Sending works through a transaction-pooling proxy, too; hearing does not.
+It is sent after the commit, in a transaction of its own. In the caller's, PostgreSQL would let only
+one such commit at a time through, its flush to the disk included. Measured with 8 producers, that
+was 900 commits a second instead of 3,000. A transaction that only notifies flushes nothing. Sending
+works through a transaction-pooling proxy, too; hearing does not.
 """
 
 import logging
 
 from django.db import connections
 
-# The table's own number: two queues in two schemas of one database do not wake each other, and
-# it is the same for everybody, whatever the search path is that finds the table.
+# The table's own number. With it, two queues in two schemas of one database do not wake each other.
+# It is the same for every process, on any search path that finds the table.
 FIND_CHANNEL = "SELECT 'relay_queue_' || 'relay_queue_job'::regclass::oid"
 """The name of the queue's channel."""
 
 NOTIFY = "SELECT pg_notify('relay_queue_' || 'relay_queue_job'::regclass::oid, '')"
-"""Wake all who listen on the queue's channel."""
+"""Wake all sessions that listen on the queue's channel."""
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("relay_queue.worker")
 CONNECT_PARAMETERS: dict[str, Any] = {
     "connect_timeout": 5,
     "fallback_application_name": "relay worker session",
-    # A host that vanished without a word is noticed by both ends in about 20 seconds.
+    # A host that vanished without closing is noticed by both ends in about 20 seconds.
     "keepalives_idle": 5,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -74,7 +74,7 @@ class Session:
     def __init__(self, using: str, lock_key: int) -> None:
         """Connect, take the lock and listen. Raises the database's error."""
         self.regained = False
-        """Whether the lock was lost and taken again; whoever acts on it sets it back."""
+        """Whether the lock was lost and taken again. The caller that acts on it sets it back."""
         self._using = using
         self._lock_key = lock_key
         self._closing = threading.Event()
@@ -86,8 +86,8 @@ class Session:
             line = self._open()
         if self._server_pid != line.info.backend_pid:
             logger.warning(POOLED)  # a pooler tells its clients numbers of its own
-        # Epoll and kqueue can be waited for themselves: the loop waits for one descriptor, while
-        # connections come and go behind it.
+        # The descriptor of epoll or kqueue can itself be waited for. So the loop waits for one
+        # descriptor, while connections come and go.
         self._selector: Any = selectors.DefaultSelector()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -186,7 +186,7 @@ class Session:
         while not self._closing.wait(delay):
             try:
                 line = self._open()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next may succeed
+            except Exception as error:  # noqa: BLE001 - any error; the next try may succeed
                 logger.debug("No new session yet: %s", error)
                 delay = min(MAX_DELAY_SECONDS, delay * 2 or 0.05)
                 continue

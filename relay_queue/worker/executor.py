@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from time import monotonic, sleep
@@ -25,21 +24,20 @@ from relay_queue import announce, clock, conf, payload, store
 from relay_queue.announce import warn
 from relay_queue.compat import (
     AnyResult,
-    AnyTask,
-    BaseTaskBackend,
     TaskError,
     TaskResult,
     TaskResultStatus,
     task_backends,
 )
-from relay_queue.context import JobContext, RelayContext, enter
+from relay_queue.context import RelayContext, enter, leave
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
-from relay_queue.worker import report
-from relay_queue.worker.hygiene import close_connections
+from relay_queue.worker import outcome
+from relay_queue.worker.attempt import Attempt, Rules, TaskPlan
+from relay_queue.worker.connections import close_connections
 from relay_queue.worker.threads import end_own_thread, has_own_thread, own_thread
 
 WRITER_SLICE_SECONDS = 4.0
@@ -48,213 +46,200 @@ than a process is left whose slots are all stuck."""
 
 BUSY_PAUSE_SECONDS = 0.01
 
-Outcome = Callable[[], Any]
-"""Returns the function's result, or raises what the function raised."""
 
-
-@dataclass(slots=True)
-class Finished:
-    """An attempt that is over. ``settled`` is set if the function's transaction has acked it.
-
-    ``returned_at`` is a reading of ``time.monotonic``: the attempt is judged by it, however long
-    its outcome waits for the writer. ``in_time`` says whether that was within the time limit.
-    """
-
-    claim: Claim
-    settlement: Settlement
-    run_seconds: float
-    settled: Settled | None = None
-    returned_at: float = field(default_factory=monotonic)
-    in_time: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What all jobs of one task have in common; made once."""
-
-    task: AnyTask
-    func: Callable[..., Any]
-    sender: type[BaseTaskBackend]
-    rules: report.Rules
-    takes_context: bool
-    is_coroutine: bool
-    atomic: bool
-
-
-@dataclass(slots=True)
-class Call:
-    """One attempt, ready to run."""
-
-    claim: Claim
-    context: JobContext
-    plan: Plan
-    args: list[Any]
-    kwargs: dict[str, Any]
-    started: float
-    returned: float | None = None
-    built: AnyResult | None = None
-
-    def result(self) -> AnyResult:
-        """Return what signals and the task's context show; made once, and only if it is asked for.
-
-        The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads
-        them.
-        """
-        if self.built is None:
-            self.built = _result_of(self)
-        return self.built
-
-    def invoke(self) -> Any:
-        """Call the function in a copy of the context: what it sets there ends with it."""
-        process = os.getpid()
-        alone = copy_context()
-        own = alone.run(own_thread)
-        try:
-            value = alone.run(self._call)
-        finally:
-            self.returned = monotonic()
-            if os.getpid() != process:
-                # A child that the function forked and did not end. It has our descriptors but not
-                # our threads, and would report the outcome a second time.
-                os._exit(0)
-            left = end_own_thread(own)
-        if left or self.context.left_open:
-            raise self._left_open(left)
-        return value
-
-    async def invoke_async(self) -> Outcome:
-        """Await the function, up to the deadline of the attempt. Never raises."""
-        left: list[str] = []
-        try:
-            # A thread of its own for the function's synchronous parts, made if there are any.
-            async with ThreadSensitiveContext() as own:
-                try:
-                    async with asyncio.timeout(self.context.remaining_seconds()) as limit:
-                        value = await self._call()
-                except TimeoutError:
-                    if not limit.expired():
-                        raise
-                    raise TimedOut(
-                        "the coroutine ran past its deadline; it was cancelled"
-                    ) from None
-                finally:
-                    if has_own_thread(own):
-                        left = await sync_to_async(close_connections)()
-            if left or self.context.left_open:
-                raise self._left_open(left)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
-            return _Raised(error)
-        finally:
-            self.returned = monotonic()
-        return lambda: value
-
-    def _left_open(self, left: list[str]) -> RuntimeError:
-        # Each once, in order.
-        return report.left_open(list(dict.fromkeys((*left, *self.context.left_open))))
-
-    def _call(self) -> Any:
-        enter(self.context)
-        if self.plan.takes_context:
-            context = RelayContext(task_result=self.result(), job=self.context)
-            return self.plan.func(context, *self.args, **self.kwargs)
-        return self.plan.func(*self.args, **self.kwargs)
-
-
-def execute(claim: Claim, context: JobContext) -> Finished:
-    """Run a job in this thread, a coroutine function included. Never raises.
+def execute(attempt: Attempt) -> Attempt:
+    """Run an attempt in this thread, a coroutine function included, and return it. Never raises.
 
     The connections of this thread are left as the function left them: see
-    `relay_queue.worker.hygiene`.
+    `relay_queue.worker.connections`.
     """
-    call = begin(claim, context)
-    if isinstance(call, Finished):
-        return call
-    if call.plan.is_coroutine:
-        # asgiref hands context variables back to the caller; a copy keeps them from us.
-        return conclude(call, copy_context().run(async_to_sync(call.invoke_async)))
-    return conclude(call, call.invoke)
+    copy_context().run(_execute, attempt)
+    return attempt
 
 
-def begin(claim: Claim, context: JobContext) -> Call | Finished:
+def _execute(attempt: Attempt) -> None:
+    if begin(attempt):
+        if attempt.plan.is_coroutine:
+            # asgiref hands context variables back to the caller; a copy keeps them from us.
+            run = async_to_sync(invoke_async)
+            attempt.coroutine_result = copy_context().run(run, attempt)
+        conclude(attempt)
+
+
+def begin(attempt: Attempt) -> bool:
     """Resolve the task, decode its arguments and tell that it starts. Never raises.
 
-    A job that can never run is finished here: fatal if its task or payload is at fault.
+    Returns whether the function is to be called. A job that can never run is finished here: fatal
+    if its task or payload is at fault.
     """
-    started = monotonic()
+    claim = attempt.claim
+    attempt.started = monotonic()
     try:
-        plan = _plan(claim.task, claim.backend, claim.queue, claim.priority)
-        args, kwargs = payload.decode(claim.payload)
+        plan = attempt.plan = _plan(claim.task, claim.backend, claim.queue, claim.priority)
+        attempt.args, attempt.kwargs = payload.decode(claim.payload)
     except BaseException as error:  # noqa: BLE001 - importing a module runs its code
         warn("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
-        told = report.describe(claim, error, fatal=issubclass(type(error), InvalidJob))
-        return Finished(claim, told, monotonic() - started)
-    call = Call(claim, context, plan, args, kwargs, started)
-    announce.started(plan.sender, call.result)
-    return call
+        settlement = outcome.describe(claim, error, fatal=issubclass(type(error), InvalidJob))
+        attempt.end_unrun(settlement, monotonic() - attempt.started)
+        return False
+    announce.started(plan.sender, _running_result, attempt)
+    return True
 
 
-def conclude(call: Call, outcome: Outcome) -> Finished:
-    """Get the outcome, which for most functions means to run them now, and report. Never raises."""
-    settled = None
+def invoke(attempt: Attempt) -> Any:
+    """Call the function. The caller runs this in a copy of the context, which then ends."""
+    forks = _forks
+    own, other = own_thread()
+    before = enter(attempt.context)
     try:
-        if call.plan.atomic:
-            settlement, value, settled = _run_atomic(call, outcome)
-        else:
-            value = outcome()
-            settlement = report.success(call.claim, value)
+        value = _call(attempt)
+    finally:
+        attempt.returned_at = monotonic()
+        if _forks != forks:
+            # A child that the function forked and did not end. It has our descriptors but not
+            # our threads, and would report the outcome a second time.
+            os._exit(0)
+        # Receivers that hear of the end work for no job.
+        leave(before)
+        left = end_own_thread(own, other)
+    if left or attempt.context.left_open:
+        raise _left_open(attempt, left)
+    return value
+
+
+async def invoke_async(attempt: Attempt) -> Callable[[], Any]:
+    """Await the function, up to the deadline of the attempt. Never raises.
+
+    Returns what gives the function's result, or raises what the function raised.
+    """
+    left: list[str] = []
+    try:
+        # A thread of its own for the function's synchronous parts, made if there are any.
+        async with ThreadSensitiveContext() as own:
+            try:
+                async with asyncio.timeout(attempt.context.remaining_seconds()) as limit:
+                    enter(attempt.context)
+                    value = await _call(attempt)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise TimedOut("the coroutine ran past its deadline; it was cancelled") from None
+            finally:
+                if has_own_thread(own):
+                    left = await sync_to_async(close_connections)()
+        if left or attempt.context.left_open:
+            raise _left_open(attempt, left)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
-        settlement = report.failure(call.claim, call.context, call.plan.rules, error)
+        return _Raised(error)
+    finally:
+        attempt.returned_at = monotonic()
+    return lambda: value
+
+
+_forks = 0
+"""How many forks lie between the first process and this one: cheaper to read than a process id."""
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - it stands for the process, of which there is one
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def _left_open(attempt: Attempt, left: list[str]) -> RuntimeError:
+    # Each once, in order.
+    return outcome.left_open(list(dict.fromkeys((*left, *attempt.context.left_open))))
+
+
+def _call(attempt: Attempt) -> Any:
+    if attempt.plan.takes_context:
+        context = RelayContext(task_result=_running_result(attempt), job=attempt.context)
+        return attempt.plan.func(context, *attempt.args, **attempt.kwargs)
+    return attempt.plan.func(*attempt.args, **attempt.kwargs)
+
+
+def conclude(attempt: Attempt) -> None:
+    """Call the function, unless a coroutine has run already, and note its outcome. Never raises."""
+    plan = attempt.plan
+    try:
+        if plan.atomic:
+            value = _run_atomic(attempt)
+        else:
+            value = _value_of(attempt)
+            attempt.settlement = outcome.success(attempt.claim, value)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the outcome
+        attempt.settlement = outcome.failure(attempt, error)
         # Inside of the handler: receivers look for the exception with sys.exc_info().
-        announce.finished(call.plan.sender, lambda: _failed_result(call, settlement), failed=True)
-        _log_failure(call, settlement)
+        announce.finished(plan.sender, _failed_result, attempt, failed=True)
+        _log_failure(attempt)
     else:
-        announce.finished(call.plan.sender, lambda: _succeeded_result(call, value))
-    seconds, returned = monotonic() - call.started, call.returned or monotonic()
-    in_time = returned <= call.context.overdue_from
-    return Finished(call.claim, settlement, seconds, settled, returned, in_time)
+        announce.finished(plan.sender, _succeeded_result, attempt, value)
+    now = monotonic()
+    attempt.returned_at = attempt.returned_at or now
+    attempt.run_seconds = now - attempt.started
+    attempt.in_time = attempt.returned_at <= attempt.context.overdue_from
+    # The outcome may wait long for its commit, and needs none of this.
+    attempt.args = attempt.kwargs = attempt.shown = None
 
 
-def _run_atomic(call: Call, outcome: Outcome) -> tuple[Settlement, Any, Settled]:
+def _value_of(attempt: Attempt) -> Any:
+    """Return what the function returns or has returned; raises what it raises."""
+    result, attempt.coroutine_result = attempt.coroutine_result, None
+    return invoke(attempt) if result is None else result()
+
+
+def _run_atomic(attempt: Attempt) -> Any:
     """Run the function and settle its ack in one transaction: effects happen once, or not at all.
 
-    Raises what the function raised, `TimedOut`, or `Cancelled` if the lease is no longer ours; its
-    writes are rolled back then. Raises `NotBegun` if the writer could not be had.
+    Returns the function's value, and notes settlement and answer in the attempt. Raises what the
+    function raised, `TimedOut`, or `Cancelled` if the lease is no longer ours; its writes are
+    rolled back then. Raises `NotBegun` if the writer could not be had.
     """
     committed: list[bool] = []
     alone = not connections[conf.get().database].in_atomic_block
     try:
         with ExitStack() as leaving:
-            tx = _win_writer(call, leaving)
+            tx = _win_writer(attempt, leaving)
             # The first hook of this commit: a later one that raises must not look like a rollback.
             transaction.on_commit(lambda: committed.append(True), using=tx.connection.alias)
-            _require_lease(call.claim, tx)
-            value = outcome()
-            if call.context.timed_out:
+            _require_lease(attempt.claim, tx)
+            value = _value_of(attempt)
+            if attempt.context.timed_out:
                 raise TimedOut("the function ran past its deadline; its writes were rolled back")
-            settlement = report.success(call.claim, value)
-            # Joined, with a clock of its own: the function has taken time, and its lease may be over.
-            with store.transaction() as ending:
-                (settled,) = store.settle(ending, [settlement])
-            if not settled.accepted:
-                raise Cancelled(f"the ack was refused and its writes rolled back: {settled.reason}")
+            settlement, settled = _settle(attempt.claim, value)
         if alone and not committed:
             raise RuntimeError("the function left an atomic block open, so nothing was committed")
     except BaseException:
         if not committed:
             raise
-        warn("job %s succeeded, but a commit hook failed", call.claim.job_id, exc_info=True)
-    return settlement, value, settled
+        warn("job %s succeeded, but a commit hook failed", attempt.claim.job_id, exc_info=True)
+    attempt.settlement, attempt.settled = settlement, settled
+    return value
 
 
-def _win_writer(call: Call, leaving: ExitStack) -> store.Transaction:
+def _settle(claim: Claim, value: object) -> tuple[Settlement, Settled]:
+    """Ack in the transaction of the function. Raises `Cancelled` if the ack is refused."""
+    settlement = outcome.success(claim, value)
+    # Joined, with a clock of its own: the function has taken time, and its lease may be over.
+    with store.transaction() as ending:
+        (settled,) = store.settle(ending, [settlement])
+    if not settled.accepted:
+        raise Cancelled(f"the ack was refused and its writes rolled back: {settled.reason}")
+    return settlement, settled
+
+
+def _win_writer(attempt: Attempt, leaving: ExitStack) -> store.Transaction:
     """Open the transaction of an atomic function; its time limit begins once the writer is won.
 
     Others may hold the writer for as long as they like, siblings in this process among them, and
-    that is no attempt. Raises `NotBegun` if the function is not wanted any more, the writer cannot be
-    had for as long as a lease lasts, or the database is not there.
+    that is no attempt. Raises `NotBegun` if the function is not wanted any more or the database is
+    away. It also gives up once it has waited for as long as a lease lasts.
     """
-    call.context.waits = True
-    give_up = monotonic() + call.claim.lease_seconds
+    attempt.context.waits = True
+    give_up = monotonic() + attempt.claim.lease_seconds
     while True:
         seconds = min(WRITER_SLICE_SECONDS, max(give_up - monotonic(), 0.0))
         try:
@@ -264,11 +249,11 @@ def _win_writer(call: Call, leaving: ExitStack) -> store.Transaction:
             trouble = dialect_for(connection).diagnose(error)
             if trouble not in {"busy", "full", "lost"}:
                 raise
-            if trouble != "busy" or call.context.cancel_reason or monotonic() >= give_up:
-                raise report.NotBegun(f"the writer could not be had: {error}") from error
+            if trouble != "busy" or attempt.context.cancel_reason or monotonic() >= give_up:
+                raise outcome.NotBegun(f"the writer could not be had: {error}") from error
             sleep(BUSY_PAUSE_SECONDS)  # a connection may have no patience of its own
         else:
-            call.context.start_clock(call.claim.timeout_seconds)
+            attempt.context.start_clock(attempt.claim.timeout_seconds)
             return tx
 
 
@@ -277,14 +262,14 @@ def _require_lease(claim: Claim, tx: store.Transaction) -> None:
         pk=claim.lease_id, token=claim.token, ended_at=None, expires_at__gt=tx.now
     )
     if not ours.exists():
-        raise report.NotBegun("the lease ended before the function began")
+        raise outcome.NotBegun("the lease ended before the function began")
 
 
 class _Raised:
     """The outcome of a coroutine that raised; to be called once.
 
-    It does not keep the error: a caller's frame would then be held by the error that it holds, and
-    with it, in an idle worker for ever, everything that the function had at hand.
+    It does not keep the error. A caller's frame would hold the error, and the error that frame. An
+    idle worker would keep all that the function had at hand.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -295,73 +280,81 @@ class _Raised:
 
 
 @lru_cache(maxsize=1024)
-def _plan(path: str, backend: str, queue: str, priority: int) -> Plan:
+def _plan(path: str, backend: str, queue: str, priority: int) -> TaskPlan:
     task = as_enqueued(path, backend, queue, priority)
-    return Plan(
+    return TaskPlan(
         task=task,
         func=task.func,
         sender=type(task_backends[backend]),
-        rules=report.Rules(getattr(task, "retry_on", ()), getattr(task, "fatal_on", ())),
+        rules=Rules(getattr(task, "retry_on", ()), getattr(task, "fatal_on", ())),
         takes_context=task.takes_context,
         is_coroutine=iscoroutinefunction(task.func),
         atomic=getattr(task, "atomic", False),
     )
 
 
-def _result_of(call: Call) -> AnyResult:
-    claim = call.claim
-    return TaskResult(
-        task=call.plan.task,
-        id=str(claim.job_id),
-        status=TaskResultStatus.RUNNING,
-        enqueued_at=claim.created_at,
-        started_at=claim.acquired_at,
-        finished_at=None,
-        last_attempted_at=claim.acquired_at,
-        args=call.args,
-        kwargs=call.kwargs,
-        backend=claim.backend,
-        errors=[],
-        worker_ids=[""] * (claim.attempt - 1) + [call.context.worker],
-    )
+def _running_result(attempt: Attempt) -> AnyResult:
+    """Return what signals and the task's context show; made once, and only if it is asked for.
+
+    The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads them.
+    """
+    if attempt.shown is None:
+        claim = attempt.claim
+        attempt.shown = TaskResult(
+            task=attempt.plan.task,
+            id=str(claim.job_id),
+            status=TaskResultStatus.RUNNING,
+            enqueued_at=claim.created_at,
+            started_at=claim.acquired_at,
+            finished_at=None,
+            last_attempted_at=claim.acquired_at,
+            args=attempt.args,
+            kwargs=attempt.kwargs,
+            backend=claim.backend,
+            errors=[],
+            worker_ids=[""] * (claim.attempt - 1) + [attempt.context.worker],
+        )
+    return attempt.shown
 
 
-def _succeeded_result(call: Call, value: Any) -> AnyResult:
-    result = call.result()
+def _succeeded_result(attempt: Attempt, value: Any) -> AnyResult:
+    result = _running_result(attempt)
     _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=clock.now(), _return_value=value)
     return result
 
 
-def _failed_result(call: Call, told: Settlement) -> AnyResult:
+def _failed_result(attempt: Attempt) -> AnyResult:
     """Show the failure in the result: failed for good, or ready to be executed again."""
-    result = call.result()
-    if told.verb in {"snooze", "release"}:
+    result, settlement = _running_result(attempt), attempt.settlement
+    if settlement.verb in {"snooze", "release"}:
         _set(result, status=TaskResultStatus.READY)
         return result
-    final = _is_final(call, told)
+    final = _is_final(attempt)
     _set(
         result,
         status=TaskResultStatus.FAILED if final else TaskResultStatus.READY,
         finished_at=clock.now() if final else None,
     )
-    result.errors.append(TaskError(exception_class_path=told.error, traceback=told.traceback))
+    error = TaskError(exception_class_path=settlement.error, traceback=settlement.traceback)
+    result.errors.append(error)
     return result
 
 
-def _log_failure(call: Call, told: Settlement) -> None:
-    job_id, over = call.claim.job_id, call.context.cancel_reason
-    if told.verb == "release":
-        warn("job %s goes back unrun: %s", job_id, told.message)
-    elif told.verb == "snooze" or _is_final(call, told):
+def _log_failure(attempt: Attempt) -> None:
+    job_id, over = attempt.claim.job_id, attempt.context.cancel_reason
+    verb, message = attempt.settlement.verb, attempt.settlement.message
+    if verb == "release":
+        warn("job %s goes back unrun: %s", job_id, message)
+    elif verb == "snooze" or _is_final(attempt):
         return  # the framework's own receiver logs the final ones
     elif over:
-        warn("job %s stopped after its lease had ended (%s): %s", job_id, over, told.message)
+        warn("job %s stopped after its lease had ended (%s): %s", job_id, over, message)
     else:
-        warn("job %s will be tried again: %s", job_id, told.message)
+        warn("job %s will be tried again: %s", job_id, message)
 
 
-def _is_final(call: Call, told: Settlement) -> bool:
-    return told.fatal or call.claim.attempts_left < 1
+def _is_final(attempt: Attempt) -> bool:
+    return attempt.settlement.fatal or attempt.claim.attempts_left < 1
 
 
 def _set(result: AnyResult, **values: Any) -> None:

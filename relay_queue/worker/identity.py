@@ -1,4 +1,4 @@
-"""Who a worker is: a lock that proves it alive, a row that names it, a bell that wakes it."""
+"""The identity of a worker: a lock that proves it alive, its row, a bell that wakes it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Identity:
 
     @property
     def is_proven(self) -> bool:
-        """Whether nobody can prove this worker dead now. Else it must not claim."""
+        """Whether no other worker can prove this one dead now. Otherwise it must not claim."""
         return self.session is None or self.session.held
 
     def has_come_back(self) -> bool:
-        """Say, once, that the lock was lost and is ours again: others may think we are dead."""
+        """Say, once, that the lock was lost and is ours again: others may hold us for dead."""
         if self.session is None or not self.session.regained:
             return False
         self.session.regained = False
@@ -86,7 +86,7 @@ def register(options: WorkerOptions) -> Identity:
         lock = None if path is None else _hold_lock(path, incarnation)
         with store.transaction() as tx:
             worker_id = store.register_worker(tx, _describe(options, incarnation, lock, session))
-        bell = session if path is None else _hang_bell(path, incarnation)
+        bell = session if path is None else _open_bell(path, incarnation)
     except BaseException:
         for held in (lock, session):
             if held is not None:
@@ -96,7 +96,7 @@ def register(options: WorkerOptions) -> Identity:
 
 
 def _hold_lock(path: str, incarnation: str) -> LivenessLock | None:
-    """Lock a file, or live without a proof of death: leases then end only when they expire."""
+    """Lock a file, or go on without a proof of death: leases then end only when they expire."""
     try:
         return LivenessLock.hold(path, incarnation)
     except OSError as error:
@@ -111,8 +111,8 @@ def _hold_lock(path: str, incarnation: str) -> LivenessLock | None:
         return None
 
 
-def _hang_bell(path: str, incarnation: str) -> wakeup.Bell | None:
-    """Hang the bell, or live by looking now and then: slower, but nothing is lost."""
+def _open_bell(path: str, incarnation: str) -> wakeup.Bell | None:
+    """Open the bell, or go on by polling: slower, but nothing is lost."""
     settings = conf.get()
     if settings.wakeup == "poll":
         return None

@@ -1,8 +1,8 @@
 """The beginning and the end of a worker process, for what lives beside the jobs in it.
 
-A fork leaves every thread behind, and `os._exit`, which no stuck function can keep, runs no exit
-handler. Log listeners, error reporters and telemetry senders rely on both. So the process begins
-with a signal, and ends with one and with the exit handlers, for a limited time.
+A forked child has none of its parent's threads. `os._exit`, which a stuck function cannot delay,
+runs no exit handler. Log listeners, error reporters and telemetry senders rely on both. So the
+process begins with a signal. It ends with a signal and the exit handlers, within a limited time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def leave(code: int, *, seconds: float = EXIT_SECONDS) -> NoReturn:
 
 
 def flush_standard_streams() -> None:
-    """Write what was printed. Waits for as long as nobody reads it."""
+    """Write what was printed. Waits until the reader takes it."""
     for stream in (sys.stdout, sys.stderr):
         # A stream can be missing, closed, or a pipe whose reader is gone.
         with suppress(AttributeError, OSError, ValueError):

@@ -1,28 +1,37 @@
-"""Who is alive: a lock that the kernel drops at a worker's death, `kill -9` included.
+"""Which workers are alive: a lock that the kernel drops at a worker's death, `kill -9` included.
 
 Each worker holds an exclusive `flock` on its own file in `<database>-workers/`, named by its
-random incarnation id. Whoever locks that very inode has proof that the worker is dead.
+random incarnation id. A process that can lock that very inode has proof that the worker is dead.
 Everything else proves nothing: a missing or another file says "unknown", and only the expiry of
-its leases ends the worker's claims.
+its leases ends the worker's claims. On a server a session's advisory lock takes the file's place.
 
 The files are never the database's own: closing one of those drops SQLite's locks.
 """
+
+from __future__ import annotations
 
 import enum
 import os
 import platform
 import threading
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
+from relay_queue import store
 from relay_queue.db.beside import Folder
+from relay_queue.query import looks
+from relay_queue.query.looks import OtherWorker
+from relay_queue.store.records import Recovered
+from relay_queue.store.workers import RESTART_GRACE_SECONDS, lock_key, take_locks
 from relay_queue.validation import is_incarnation
+from relay_queue.wakeup.files import database_path
 
 try:
     import fcntl
-except ImportError:  # Not a Unix. Nobody can hold or take a lock, so everything is unknown.
+except ImportError:  # Not a Unix: no process can hold or take a lock, so every worker is unknown.
     fcntl = None  # type: ignore[assignment]
 
 WORKERS_SUFFIX = "-workers"
@@ -66,7 +75,7 @@ class _Descriptor:
     """
 
     def __init__(self, folder: Folder, name: str, flags: int) -> None:
-        # A fork between opening and remembering would leave the child a copy nobody closes.
+        # A fork between opening and remembering would leave the child a copy that is never closed.
         with _fork_guard:
             self.number = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder.number)
             _descriptors.add(self)
@@ -93,8 +102,8 @@ class _Descriptor:
 class LivenessLock:
     """The lock a worker holds for its life.
 
-    Taken after the fork that made the worker and before its row is written, so that no row ever
-    names a file that a living worker has not locked.
+    Taken after the fork that made the worker, and before its row is written. So no row ever names a
+    file that a living worker has not locked.
     """
 
     def __init__(self, path: str, descriptor: _Descriptor | None) -> None:
@@ -104,11 +113,11 @@ class LivenessLock:
         self.identity = LockIdentity.of(descriptor.status()) if descriptor else NO_LOCK
 
     @classmethod
-    def hold(cls, database_path: str, incarnation: str) -> "LivenessLock":
+    def hold(cls, database_path: str, incarnation: str) -> LivenessLock:
         """Create and lock the file of a worker's incarnation.
 
-        Without `fcntl` no file is made and the identity is `NO_LOCK`: a file that nobody locks
-        would look dead to a system that can. Raises `OSError` if the file exists or cannot be
+        Without `fcntl` no file is made and the identity is `NO_LOCK`: a file that is never locked
+        would look dead to a system that can lock. Raises `OSError` if the file exists or cannot be
         made or locked.
         """
         if fcntl is None:
@@ -132,7 +141,7 @@ class LivenessLock:
     def release(self) -> None:
         """Remove the file, then drop the lock: a clean stop. May be called twice.
 
-        In that order nobody can find the file unlocked. In a forked child it does nothing.
+        In that order no prober can find the file unlocked. In a forked child it does nothing.
         """
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None or descriptor.number < 0:
@@ -145,8 +154,8 @@ class LivenessLock:
 class Probe:
     """A verdict on one worker.
 
-    While a DEAD probe is open it holds the dead worker's lock, so nobody else declares the
-    same. Use as a context manager, or call `close`.
+    While a DEAD probe is open it holds the dead worker's lock, so no other prober declares the
+    same worker dead. Use as a context manager, or call `close`.
     """
 
     def __init__(self, path: str, verdict: Liveness, descriptor: _Descriptor | None = None) -> None:
@@ -155,7 +164,7 @@ class Probe:
         self.verdict = verdict
         self._descriptor = descriptor
 
-    def bury(self) -> None:
+    def remove(self) -> None:
         """Remove the dead worker's file. Call only after its recovery has committed.
 
         Earlier, a failed recovery would leave nothing to prove the death by. Raises
@@ -242,8 +251,8 @@ def _remove(path: str, descriptor: _Descriptor) -> None:
 
 
 def _verdict(descriptor: _Descriptor, identity: LockIdentity) -> Liveness:
-    # An inode's number is used again only when no process has the old file open any more, so
-    # a file that got the number of a removed one still cannot condemn a living worker.
+    # An inode's number is used again only when no process has the old file open any more. So a
+    # file with the number of a removed one is no proof against a living worker.
     if LockIdentity.of(descriptor.status()) != identity:
         return Liveness.UNKNOWN
     if not descriptor.lock():
@@ -271,3 +280,136 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=_fork_guard.release,
         after_in_child=_close_in_child,
     )
+
+
+BATCH = 1000
+"""Leases of dead workers ended in one transaction."""
+
+CONFIRM_SECONDS = 0.25
+"""How long a session's lock must be seen free: a worker that lost its connection is back sooner."""
+
+STOP_REASON = "died: its lock was free"
+
+
+WATCHED = 3
+"""How many living workers each worker watches: those behind it in the ring of all ids, and the dead
+between them. So each death is seen by three workers, of which some may be stopped. The work of all
+workers grows with their number and not with its square."""
+
+
+class Proof(Protocol):
+    """What proves that a worker is dead."""
+
+    def remove(self) -> None:
+        """Remove what is left of the dead worker, after the commit of its recovery."""
+
+    def close(self) -> None:
+        """Let the proof go. May be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSession:
+    """A session's lock that was seen free. It counts once the recovering transaction takes it."""
+
+    key: int
+
+    def remove(self) -> None:
+        """Do nothing: the lock went with the session."""
+
+    def close(self) -> None:
+        """Hold nothing outside of a transaction."""
+
+
+@dataclass(slots=True)
+class DeadWorkers:
+    """Workers proven dead, kept until their leases have been ended."""
+
+    probes: dict[int, Proof] = field(default_factory=dict)
+    left: bool = False
+    suspects: dict[int, float] = field(default_factory=dict)
+    """Since when the session lock of a worker has been seen free, in monotonic seconds."""
+
+    _trust_from: float = 0.0
+
+    def find(self, using: str, own_id: int, *, watched: float = WATCHED) -> None:
+        """Probe the workers behind our own in the ring, until ``watched`` of them live.
+
+        Of each run of dead workers the three living ones before it see all. A worker in another
+        container can be neither proven dead nor seen to live. It is passed by, since it could not
+        prove the death of those behind it either. Reads only, and needs no gate.
+        """
+        path = database_path(using)
+        free: dict[int, float] = {}
+        living = 0
+        for worker in looks.live_workers(but=own_id):
+            if worker.worker_id not in self.probes and self._lives(worker, path, free):
+                living += 1
+                if living >= watched:
+                    break
+        self.suspects = free
+
+    def suspend_judgement(self) -> None:
+        """Judge no session for a while: we lost our own connection, and others may have, too."""
+        self.suspects.clear()
+        self._trust_from = time.monotonic() + RESTART_GRACE_SECONDS
+
+    def recover(
+        self, tx: store.Transaction, *, trial: store.Trial | None = None
+    ) -> list[Recovered]:
+        """End their leases, at most ``BATCH``; mark them as stopped once none is left."""
+        dead = self._still_dead(tx)
+        ended = store.recover_dead(tx, dead, BATCH, trial=trial)
+        # In a trial, jobs were marked as unreadable or left as they are: those are not in `ended`.
+        self.left = len(ended) >= BATCH if trial is None else bool(ended or trial.faults)
+        if not self.left:
+            store.stop_workers(tx, dead, STOP_REASON)
+        return ended
+
+    def forget(self) -> None:
+        """Forget them, after the commit of a `recover` that has left no lease open."""
+        if self.left:
+            return
+        for proof in self.probes.values():
+            with suppress(OSError):  # a file that may not be removed is found dead once more
+                proof.remove()
+        self.close()
+
+    def close(self) -> None:
+        """Let their locks go, so that another worker may recover what we have not."""
+        for proof in self.probes.values():
+            proof.close()
+        self.probes.clear()
+
+    def _lives(self, worker: OtherWorker, path: str | None, free: dict[int, float]) -> bool:
+        """Probe one worker, note if it is dead, and say whether it is known to live."""
+        if worker.session_lock:
+            return self._session_lives(worker, free)
+        if path is None or worker.lock_device is None or worker.lock_inode is None:
+            return False
+        identity = LockIdentity(worker.lock_device, worker.lock_inode)
+        found = probe(path, worker.incarnation, identity)
+        if found.verdict is Liveness.DEAD:
+            self.probes[worker.worker_id] = found
+        return found.verdict is Liveness.ALIVE
+
+    def _session_lives(self, worker: OtherWorker, free: dict[int, float]) -> bool:
+        now = time.monotonic()
+        if now < self._trust_from:
+            return True  # no session is judged for a while
+        key = lock_key(worker.incarnation)
+        if key is None:
+            return False
+        if not looks.unlocked([key]):
+            return True
+        since = self.suspects.get(worker.worker_id, now)
+        if now - since >= CONFIRM_SECONDS:
+            self.probes[worker.worker_id] = FreeSession(key)
+        else:
+            free[worker.worker_id] = since
+        return False
+
+    def _still_dead(self, tx: store.Transaction) -> list[int]:
+        """Return which workers are dead in this transaction: sessions are judged under their locks."""
+        keys = {w: proof.key for w, proof in self.probes.items() if isinstance(proof, FreeSession)}
+        taken = take_locks(tx, list(keys.values()))
+        return [w for w in self.probes if w not in keys or keys[w] in taken]

@@ -1,6 +1,6 @@
 """Log lines of the threads that must never wait: written by another thread.
 
-A log is a pipe as often as not. When nobody reads it, whoever writes waits for as long. A loop that
+A log is often a pipe. While no process reads it, a thread that writes to it waits. A loop that
 waits renews no lease, and a supervisor that waits hears no order. So they hand their lines over.
 """
 
@@ -26,8 +26,8 @@ JOB_THREADS: Final = "relay-slot"
 class LogWriter(logging.Filter):
     """Takes the lines of `LOGGERS` and writes them in a thread that lives while there are any.
 
-    It is a filter, because that is the first step of a line that may wait, and everything after it
-    (handlers, their locks, what error reporters put around them) happens in the writing thread. No
+    It is a filter, because that is the first step of a line that may wait. Everything after it
+    happens in the writing thread: handlers, their locks, what error reporters put around them. No
     thread is left once all is written, so that a supervisor can fork.
     """
 
@@ -44,7 +44,7 @@ class LogWriter(logging.Filter):
                 found.addFilter(self)
 
     def forget_parent(self) -> None:
-        """Begin anew in a forked child: the lines that wait are its parent's, which writes them."""
+        """Begin with no lines in a forked child: its parent writes those that wait."""
         self._lock = threading.Lock()
         self._lines: deque[logging.LogRecord] = deque()
         self._dropped = 0

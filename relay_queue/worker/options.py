@@ -41,4 +41,4 @@ LOOK = b"l"  # a sibling died: look for dead workers now
 READY = b"r"  # recovery has run and claiming has begun
 WAITS = b"w"  # the database is asked, and has not answered yet
 ANSWERED = b"a"  # it has
-DISMISSED = b"x"  # an operator has ordered this worker to stop: nobody is to take its place
+DISMISSED = b"x"  # an operator has ordered this worker to stop: no other is to take its place

@@ -20,7 +20,7 @@ from django.utils import autoreload
 
 from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import DRAIN, QUIT
-from relay_queue.worker.signalling import SignalSource
+from relay_queue.worker.processes import SignalSource
 
 logger = logging.getLogger("relay_queue.supervisor")
 

@@ -14,19 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
-from functools import partial
-from queue import Empty
+from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Generic, TypeVar
 
-from relay_queue.context import JobContext
-from relay_queue.store.records import Claim
-from relay_queue.worker import report
-from relay_queue.worker.executor import Call, Finished, Outcome, begin, conclude
-from relay_queue.worker.hygiene import close_connections
-from relay_queue.worker.line import Line
+from relay_queue.worker import outcome
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.connections import close_connections
+from relay_queue.worker.executor import begin, conclude, invoke_async
 from relay_queue.worker.threads import follow_threads
-from relay_queue.worker.words import released
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +32,54 @@ SHORTAGE_SECONDS = 10.0
 IDLE_SECONDS = 1.0
 """How long a slot waits after a failure before it takes the time for a collection of garbage."""
 
-Step = Callable[[], Finished | None]
-"""A piece of work for a slot thread. It returns nothing if a coroutine goes on elsewhere."""
+Entry = TypeVar("Entry")
 
 
-@dataclass(slots=True)
-class Running:
-    """A job that holds a slot. ``started`` is a reading of ``time.monotonic``.
+class WorkQueue(Generic[Entry]):
+    """First in, first out, between any threads. It wakes one thread at a time.
 
-    ``thread`` is the ident of the thread that runs it, once it does. ``stuck`` means that its lease is over but the function has not returned.
+    A ``SimpleQueue`` wakes a thread for each entry. Where work takes microseconds all but one wake
+    for nothing, and the switches cost more than the work. Here the thread that takes an entry wakes
+    the next thread only if more entries are left. A quick entry is followed by the next in the same
+    thread. One that blocks leaves the processor to a thread that is awake already.
     """
 
-    claim: Claim
-    context: JobContext
-    started: float
-    stuck: bool = False
-    thread: int | None = None
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        # True from before a wake is put until after it was taken: one at a time is enough, since
+        # its taker looks at the entries afterwards. Two at once, by a race, do no harm.
+        self._waking = False
+
+    def __bool__(self) -> bool:
+        """Whether entries wait for a thread."""
+        return bool(self._entries)
+
+    def put(self, entry: Entry) -> None:
+        """Add an entry; never waits."""
+        self._entries.append(entry)
+        self._wake()
+
+    def get(self, seconds: float | None = None) -> Entry:
+        """Take the first entry, waiting until there is one.
+
+        Raises ``queue.Empty`` if none came within ``seconds``; None waits for ever.
+        """
+        while True:
+            try:
+                entry = self._entries.popleft()
+            except IndexError:
+                self._wakes.get(timeout=seconds)
+                self._waking = False
+                continue
+            if self._entries:
+                self._wake()
+            return entry
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._wakes.put(None)
 
 
 class Slots:
@@ -68,13 +96,16 @@ class Slots:
     def __init__(self, concurrency: int, on_finished: Callable[[], None]) -> None:
         """``on_finished`` is called from slot threads when the first outcome waits to be taken."""
         self.concurrency = concurrency
-        self.running: dict[int, Running] = {}
+        self.busy = 0
+        """How many slots are taken."""
+
         self._on_finished = on_finished
-        self._work: Line[tuple[Claim, Step] | None] = Line()
-        self._finished: deque[Finished] = deque()
-        # Locked while outcomes wait that the loop was told of. A lock, because taking it says
-        # whether this thread was the first.
-        self._told = threading.Lock()
+        self._work: WorkQueue[Attempt | None] = WorkQueue()
+        self._finished: deque[Attempt] = deque()
+        self._stuck: set[Attempt] = set()
+        # Locked while the loop is woken for outcomes and has not taken them. A lock, because taking
+        # it says whether this thread was the first.
+        self._woken = threading.Lock()
         self._threads = 0
         self._short_until = 0.0
         self._coroutines = _CoroutineThread()
@@ -83,45 +114,50 @@ class Slots:
 
     @property
     def places(self) -> int:
-        """How many jobs can run at once: fewer than wanted while the system gives no more threads."""
+        """How many jobs can run at once: fewer while the system gives no more threads."""
         return self._threads if monotonic() < self._short_until else self.concurrency
 
     @property
     def free(self) -> int:
         """How many more jobs can start."""
-        return max(0, self.places - len(self.running))
+        return max(0, self.places - self.busy)
 
     @property
     def stuck(self) -> int:
         """How many slots are held by functions whose lease is over."""
-        return sum(running.stuck for running in self.running.values())
+        return len(self._stuck)
 
     @property
     def stuck_threads(self) -> set[int]:
         """The idents of the threads whose functions go on after their lease is over."""
-        running = self.running.values()
-        return {r.thread for r in running if r.stuck and r.thread is not None}
+        return {a.thread for a in self._stuck if a.thread is not None}
 
     @property
     def has_finished(self) -> bool:
         """Whether outcomes wait to be taken."""
         return bool(self._finished)
 
-    def start(self, claim: Claim, context: JobContext) -> None:
+    def stuck_leases(self) -> set[int]:
+        """Return the ids of the leases that are over although their functions go on."""
+        return {attempt.claim.lease_id for attempt in self._stuck}
+
+    def start(self, attempt: Attempt) -> None:
         """Run a job as soon as its thread gets the processor, or hand it back if there is none.
 
         Raises ``RuntimeError`` if full.
         """
-        if len(self.running) >= self.concurrency:
+        if self.busy >= self.concurrency:
             raise RuntimeError(
                 f"all {self.concurrency} slots are taken; start no more jobs than are free"
             )
-        self.running[claim.lease_id] = Running(claim, context, monotonic())
+        self.busy += 1
+        attempt.in_slot = True
         # No job waits for a thread that another job holds: there is one for each that runs.
-        if self._threads < len(self.running) and not self._start_thread():
-            self._finished.append(Finished(claim, released(claim), 0.0))
+        if self._threads < self.busy and not self._start_thread():
+            attempt.end_unrun(attempt.claim.settlement("release"))
+            self._finished.append(attempt)
             return
-        self._work.put((claim, partial(self._begin, claim, context)))
+        self._work.put(attempt)
 
     def _start_thread(self) -> bool:
         """Start one more thread; say whether the system gave it."""
@@ -135,22 +171,26 @@ class Slots:
         self._threads += 1
         return True
 
-    def take_finished(self) -> list[Finished]:
-        """Return the outcomes since the last call and free their slots. Never waits."""
-        # Before they are taken: one that is added meanwhile is either taken now or told anew.
-        if self._told.locked():
-            self._told.release()
+    def take_finished(self) -> list[Attempt]:
+        """Return the attempts that have ended since, and free their slots. Never waits."""
+        # Before they are taken: an outcome that is added meanwhile is taken now, or wakes the loop.
+        if self._woken.locked():
+            self._woken.release()
         taken = []
         while self._finished:
-            finished = self._finished.popleft()
-            del self.running[finished.claim.lease_id]
-            taken.append(finished)
+            attempt = self._finished.popleft()
+            attempt.in_slot = False
+            if attempt.stuck:
+                self._stuck.discard(attempt)
+            taken.append(attempt)
+        self.busy -= len(taken)
         return taken
 
-    def mark_stuck(self, lease_id: int) -> None:
+    def mark_stuck(self, attempt: Attempt) -> None:
         """Note that the lease of a running job is over. Its slot is free when it returns."""
-        if lease_id in self.running:
-            self.running[lease_id].stuck = True
+        if attempt.in_slot:
+            attempt.stuck = True
+            self._stuck.add(attempt)
 
     def close(self) -> None:
         """End the threads that are idle, and the others when their functions return."""
@@ -159,34 +199,37 @@ class Slots:
         self._coroutines.close()
 
     def _serve(self) -> None:
-        # A call for each piece: while this thread waits for the next it holds nothing of the last.
+        # A call for each attempt: a thread that waits for work then holds nothing of the last one.
         while self._serve_next():
             pass
 
     def _serve_next(self) -> bool:
         """Do the next piece of work, or say that there is no more."""
-        work = self._next()
-        if work is None:
+        attempt = self._next()
+        if attempt is None:
             return False
-        claim, step = work
-        self._tell()  # outcomes that wait must not wait for this job, which may take long
+        self._wake_loop()  # outcomes that wait must not wait for this job, which may take long
         try:
-            # In a copy of the context: what a receiver of a signal sets there ends with the job.
-            finished = copy_context().run(step)
+            # One copy of the context: what receivers and the function set there ends with the job.
+            over = copy_context().run(self._run, attempt)
         except BaseException as error:  # noqa: BLE001 - no step raises; if one does, we live
-            finished = Finished(claim, report.describe(claim, error), 0.0)
+            attempt.end_unrun(outcome.describe(attempt.claim, error))
+            over = True
         left = close_connections()
-        if finished is not None:
-            if left and finished.settled is None:
-                finished.settlement = report.uncommitted(claim, finished.settlement, left)
-            self._failed = self._failed or finished.settlement.verb != "ack"
-            self._finished.append(finished)
-        self._tell()
+        if over:
+            if left and attempt.settled is None:
+                attempt.settlement = outcome.uncommitted(attempt.claim, attempt.settlement, left)
+            if attempt.settlement.verb != "ack":
+                self._failed = True
+            self._finished.append(attempt)
+        self._wake_loop()
         return True
 
-    def _next(self) -> tuple[Claim, Step] | None:
-        """Wait for work. An error in a cycle with its frames holds all that they hold until a
-        collection, which an idle process never comes to by itself: after failures it is made here.
+    def _next(self) -> Attempt | None:
+        """Wait for work. After failures, collect garbage once the slot idles.
+
+        An error in a cycle with its frames holds all that they hold until a collection. An idle
+        process never comes to one by itself.
         """
         if self._failed:
             try:
@@ -196,27 +239,30 @@ class Slots:
                 gc.collect()
         return self._work.get()
 
-    def _begin(self, claim: Claim, context: JobContext) -> Finished | None:
-        self.running[claim.lease_id].thread = threading.get_ident()
-        call = begin(claim, context)
-        if isinstance(call, Finished):
-            return call
-        if not call.plan.is_coroutine:
-            return conclude(call, call.invoke)
+    def _run(self, attempt: Attempt) -> bool:
+        """Run an attempt, or conclude that of a coroutine; say whether it is over."""
+        if attempt.coroutine_result is None:
+            attempt.thread = threading.get_ident()
+            if not begin(attempt):
+                return True
+            if attempt.plan.is_coroutine and self._run_coroutine(attempt):
+                return False
+        conclude(attempt)
+        return True
+
+    def _run_coroutine(self, attempt: Attempt) -> bool:
+        """Give a coroutine to the event loop, or run it here if there is no thread for the loop."""
         if not self._coroutines.start():
             # asgiref would ask for a thread, too.
-            return conclude(call, copy_context().run(asyncio.run, call.invoke_async()))
-        self.running[claim.lease_id].thread = None  # from here on no thread is its own
-        self._coroutines.run(call, partial(self._conclude_later, call))
-        return None
+            attempt.coroutine_result = copy_context().run(asyncio.run, invoke_async(attempt))
+            return False
+        attempt.thread = None  # from here on no thread is its own
+        self._coroutines.run(attempt, self._work.put)
+        return True
 
-    def _conclude_later(self, call: Call, outcome: Outcome) -> None:
-        """Hand a coroutine's outcome back to a slot thread; the event loop must not be held up."""
-        self._work.put((call.claim, partial(conclude, call, outcome)))
-
-    def _tell(self) -> None:
-        """Tell the loop of outcomes, unless this thread takes a job next and can tell of both."""
-        if self._finished and not self._work and self._told.acquire(blocking=False):
+    def _wake_loop(self) -> None:
+        """Wake the loop for outcomes, unless this thread takes a job next and can wake it for both."""
+        if self._finished and not self._work and self._woken.acquire(blocking=False):
             self._on_finished()
 
 
@@ -232,7 +278,8 @@ class _CoroutineThread:
     def start(self) -> bool:
         """Start the loop if it does not run; say whether it does. Any thread.
 
-        Without a thread there is no loop either: what is given to one that nobody runs never ends.
+        Without a thread there is no loop either: a coroutine on a loop that does not run never
+        ends.
         """
         with self._lock:
             if self._loop is not None:
@@ -249,10 +296,10 @@ class _CoroutineThread:
             self._loop = loop
             return True
 
-    def run(self, call: Call, on_outcome: Callable[[Outcome], None]) -> None:
-        """Run the coroutine of a call and give its outcome to ``on_outcome``. Any thread."""
+    def run(self, attempt: Attempt, hand_back: Callable[[Attempt], None]) -> None:
+        """Run a coroutine, then call ``hand_back`` from the event loop's thread. Any thread."""
         assert self._loop is not None, "started before"
-        self._loop.call_soon_threadsafe(self._create, call, on_outcome)
+        self._loop.call_soon_threadsafe(self._create, attempt, hand_back)
 
     def close(self) -> None:
         """Stop the loop; coroutines that are still running end where they are."""
@@ -260,11 +307,14 @@ class _CoroutineThread:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _create(self, call: Call, on_outcome: Callable[[Outcome], None]) -> None:
+    def _create(self, attempt: Attempt, hand_back: Callable[[Attempt], None]) -> None:
         async def run() -> None:
-            on_outcome(await call.invoke_async())
+            attempt.coroutine_result = await invoke_async(attempt)
+            # Signals and what else comes afterwards must not hold up the event loop.
+            hand_back(attempt)
 
-        task = asyncio.get_running_loop().create_task(run(), name=f"relay-job-{call.claim.job_id}")
+        name = f"relay-job-{attempt.claim.job_id}"
+        task = asyncio.get_running_loop().create_task(run(), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

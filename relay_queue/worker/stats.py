@@ -68,8 +68,8 @@ class Stats:
     def written(self, now: datetime) -> None:
         """Forget the minutes that are long over and have been written.
 
-        Not those just over: after a small step back of the clock they would be written anew, and
-        what was counted in them lost.
+        Minutes just over are kept: after a small step back of the clock they are written once more,
+        and must have their old counts.
         """
         self._keep(_floor(now) - KEPT)
         self.dirty = False

@@ -1,29 +1,30 @@
 """The parent of the workers: starts them, replaces the dead, passes on the order to stop.
 
-It opens no database, so that it can fork at any time and outlives whatever happens to the queue. The
-only thread of its own writes its log lines, and rests while it forks. It speaks to its workers through a socket each and never by signals:
-a terminal or an init system signals the whole group at once, and a forwarded copy of the first
-signal would count as the second.
+It opens no database, so that it can fork at any time and outlives whatever happens to the queue.
+The only thread of its own writes its log lines, and rests while it forks.
+
+It speaks to its workers through a socket each and never by signals: a terminal or an init system
+signals the whole group at once, and a forwarded copy of the first signal would count as the second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import selectors
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from relay_queue.worker.children import Child, ChildMain, Closeable, fork_child, reap
-from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import DRAIN, LOOK, QUIT, WorkerOptions
-from relay_queue.worker.signalling import SignalSource
+from relay_queue.worker.processes import Child, ChildMain, Closeable, SignalSource, fork_child, reap
+from relay_queue.worker.watchdog import GateWatch
 
 logger = logging.getLogger("relay_queue.supervisor")
 
@@ -53,7 +54,7 @@ class Stopping(IntEnum):
 
 
 @dataclass(slots=True)
-class Seat:
+class ProcessSlot:
     """The place of one worker process, kept while processes come and go."""
 
     options: WorkerOptions
@@ -63,19 +64,19 @@ class Seat:
     failed_starts: int = 0
     closed: bool = False
 
-    def lose_start(self) -> None:
+    def record_failed_start(self) -> None:
         """Count a start that never got ready, and plan the next."""
         self.failed_starts += 1
         self._back_off()
 
-    def lose_worker(self, ready: float) -> None:
+    def record_end(self, ready: float) -> None:
         """Plan the replacement of a worker that was ready since ``ready`` (monotonic)."""
         self.failed_starts = 0
         if time.monotonic() - ready >= PROVEN_SECONDS:
             self.delay_seconds = FIRST_DELAY_SECONDS
         self._back_off()
 
-    def recycle(self) -> None:
+    def replace(self) -> None:
         """Plan the replacement of a worker that has done as many jobs as it was asked to."""
         self.failed_starts, self.delay_seconds = 0, FIRST_DELAY_SECONDS
         self.start_at = time.monotonic()
@@ -110,7 +111,7 @@ class Supervisor:
         holding the writer.
         """
         names = [options.name] if processes == 1 else _numbered(options.name, processes)
-        self._seats = [Seat(replace(options, name=name)) for name in names]
+        self._slots = [ProcessSlot(dataclasses.replace(options, name=name)) for name in names]
         self._options = options
         self._ready_timeout_seconds = ready_timeout_seconds
         self._gate_watch = gate_watch
@@ -159,17 +160,17 @@ class Supervisor:
     def _finished(self) -> bool:
         return not self._children() and (bool(self._stopping) or not self._vacant())
 
-    def _children(self) -> list[tuple[Seat, Child]]:
-        return [(seat, seat.child) for seat in self._seats if seat.child is not None]
+    def _children(self) -> list[tuple[ProcessSlot, Child]]:
+        return [(slot, slot.child) for slot in self._slots if slot.child is not None]
 
-    def _vacant(self) -> list[Seat]:
-        return [seat for seat in self._seats if seat.child is None and not seat.closed]
+    def _vacant(self) -> list[ProcessSlot]:
+        return [slot for slot in self._slots if slot.child is None and not slot.closed]
 
     def _wait_seconds(self) -> float | None:
         """Return the time to the next thing to do without being woken, or None for ever."""
         times = [self._escalate_at]
         if not self._stopping:
-            times += [seat.start_at for seat in self._vacant()]
+            times += [slot.start_at for slot in self._vacant()]
         children = [child for _, child in self._children()]
         times += [self._ready_deadline(child) for child in children]
         if children and self._gate_watch is not None:
@@ -181,20 +182,20 @@ class Supervisor:
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for seat in self._vacant():
-            # Asked anew for each: a start that fails may be the one at which it gives up.
-            if seat.start_at <= now and not self._stopping:
-                self._start(seat)
+        for slot in self._vacant():
+            # Checked for each slot: a start that fails may be the one at which it gives up.
+            if slot.start_at <= now and not self._stopping:
+                self._start(slot)
 
-    def _start(self, seat: Seat) -> None:
+    def _start(self, slot: ProcessSlot) -> None:
         try:
-            child = fork_child(self._child_main, seat.options, list(self._descriptors()))
+            child = fork_child(self._child_main, slot.options, list(self._descriptors()))
         except OSError as error:
-            self._count_lost_start(seat, f"could not be started: {error}")
+            self._count_failed_start(slot, f"could not be started: {error}")
             return
-        seat.child = child
+        slot.child = child
         self._selector.register(child.control, selectors.EVENT_READ, lambda: self._on_child(child))
-        logger.debug("Worker %s started as process %d", seat.options.name, child.pid)
+        logger.debug("Worker %s started as process %d", slot.options.name, child.pid)
 
     def _descriptors(self) -> Iterator[Closeable]:
         """Yield everything that is open here and must not stay open in a worker."""
@@ -214,19 +215,19 @@ class Supervisor:
 
     def _kill_late_starts(self) -> None:
         now = time.monotonic()
-        for seat, child in self._children():
+        for slot, child in self._children():
             if self._ready_deadline(child) <= now:
-                self._kill(seat, child, f"not ready within {self._ready_timeout_seconds:g} s")
+                self._kill(slot, child, f"not ready within {self._ready_timeout_seconds:g} s")
 
-    def _kill(self, seat: Seat, child: Child, reason: str) -> None:
-        logger.error("Killing worker %s, process %d: %s", seat.options.name, child.pid, reason)
+    def _kill(self, slot: ProcessSlot, child: Child, reason: str) -> None:
+        logger.error("Killing worker %s, process %d: %s", slot.options.name, child.pid, reason)
         child.kill()
 
     # --- Ends --------------------------------------------------------------------
 
     def _reap(self) -> None:
         ended = reap()
-        for seat, child in self._children():
+        for slot, child in self._children():
             code = ended.get(child.pid)
             if code is None:
                 continue
@@ -234,54 +235,54 @@ class Supervisor:
             with contextlib.suppress(KeyError):  # unregistered when it hung up
                 self._selector.unregister(child.control)
             child.control.close()
-            seat.child = None
+            slot.child = None
             if code:
                 self._tell_all(LOOK)
-            self._judge(seat, child, code)
+            self._judge(slot, child, code)
 
-    def _judge(self, seat: Seat, child: Child, code: int) -> None:
-        """Decide what the end of a worker means for its seat and for the whole."""
+    def _judge(self, slot: ProcessSlot, child: Child, code: int) -> None:
+        """Decide what the end of a worker means for its slot and for the whole."""
         end = f"process {child.pid}, ended {_described(code)}"
         if code and (self._stopping or self._options.drain):
             self._failed = True
         if self._stopping:
             logger.log(
-                logging.ERROR if code else logging.DEBUG, "Worker %s, %s", seat.options.name, end
+                logging.ERROR if code else logging.DEBUG, "Worker %s, %s", slot.options.name, end
             )
         elif child.dismissed:
-            seat.closed = True
-            logger.info("Worker %s, %s, as an operator ordered", seat.options.name, end)
+            slot.closed = True
+            logger.info("Worker %s, %s, as an operator ordered", slot.options.name, end)
         elif self._options.drain and not code:
-            seat.closed = True
+            slot.closed = True
         elif child.ready is None:
-            self._count_lost_start(seat, f"{end} before it was ready")
+            self._count_failed_start(slot, f"{end} before it was ready")
         elif self._options.max_jobs is not None and not code:
-            seat.recycle()
+            slot.replace()
         else:
-            seat.lose_worker(child.ready)
-            self._announce(seat, end)
+            slot.record_end(child.ready)
+            self._announce(slot, end)
 
-    def _count_lost_start(self, seat: Seat, what: str) -> None:
-        seat.lose_start()
-        if seat.failed_starts < MAX_FAILED_STARTS:
-            self._announce(seat, what)
+    def _count_failed_start(self, slot: ProcessSlot, what: str) -> None:
+        slot.record_failed_start()
+        if slot.failed_starts < MAX_FAILED_STARTS:
+            self._announce(slot, what)
             return
         logger.error(
             "Giving up: worker %s failed to start %d times in a row; the last one: %s. "
             "The log above has the cause",
-            seat.options.name,
-            seat.failed_starts,
+            slot.options.name,
+            slot.failed_starts,
             what,
         )
         self._failed = True
         self._stop(Stopping.DRAINING)
 
-    def _announce(self, seat: Seat, what: str) -> None:
+    def _announce(self, slot: ProcessSlot, what: str) -> None:
         logger.warning(
             "Worker %s, %s; starting another in %.1f s",
-            seat.options.name,
+            slot.options.name,
             what,
-            max(0.0, seat.start_at - time.monotonic()),
+            max(0.0, slot.start_at - time.monotonic()),
         )
 
     # --- The writer gate ---------------------------------------------------------
@@ -292,9 +293,9 @@ class Supervisor:
             return
         self._gate_look_at = now + GATE_LOOK_SECONDS
         holder = self._gate_watch.overdue()
-        for seat, child in self._children():
+        for slot, child in self._children():
             if holder is not None and holder.pid == child.pid and not child.killed:
-                self._kill(seat, child, f"it holds the database's writer gate: {holder}")
+                self._kill(slot, child, f"it holds the database's writer gate: {holder}")
 
     # --- Stopping ----------------------------------------------------------------
 
@@ -340,8 +341,8 @@ class Supervisor:
             logger.warning("Stopping at once: workers hand back what they run")
             self._escalate_at = now + QUIT_GRACE_SECONDS
         else:
-            for seat, child in self._children():
-                self._kill(seat, child, "it did not stop when it was told to")
+            for slot, child in self._children():
+                self._kill(slot, child, "it did not stop when it was told to")
             self._escalate_at = NEVER
 
     def _escalate(self) -> None:

@@ -1,8 +1,8 @@
 """The threads that work for a job besides its own, and the connections that they leave behind.
 
-Django keeps connections by thread, so a transaction that is left open in a thread which outlives the
-function would take in the rows of later jobs, whose acks would be believed. Three kinds of threads run
-a function's database calls:
+Django keeps connections by thread. A thread may outlive its function with a transaction open. Later
+jobs would then write into that transaction, and their rows could be lost although they are acked.
+Three kinds of threads run a function's database calls:
 
 * asgiref's: outside of its ``ThreadSensitiveContext`` all synchronous code of all event loops of a
   process runs in one thread. Each job gets one of its own, if it needs any. It ends with the function.
@@ -10,9 +10,9 @@ a function's database calls:
 * Those of a ``ThreadPoolExecutor``, an event loop's own included, which may serve many jobs. They close
   their connections as they end, and before they work for another job.
 
-All of them tell the job which transactions they found open. What is not seen: threads that were
-started past ``threading``, those that still run when the function returns, and what a thread that
-runs on does afterwards.
+All of them note on the job which transactions they found open. Three things are not seen: threads
+that were not started by ``threading``, threads that still run when the function returns, and what
+such a thread does afterwards.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, Token
 from functools import partial, wraps
 from typing import Any, cast
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 from relay_queue.context import JobContext, current_context, enter, leave
-from relay_queue.worker.hygiene import close_connections, undo_what_is_left_open
+from relay_queue.worker.connections import close_connections, undo_what_is_left_open
 
 _following = threading.Lock()
 _followed = False
@@ -49,14 +49,13 @@ def follow_threads() -> None:
             _followed = True
 
 
-def own_thread() -> ThreadSensitiveContext:
+def own_thread() -> tuple[ThreadSensitiveContext, Token[ThreadSensitiveContext]]:
     """Give the synchronous code of this context's event loops a thread of its own.
 
-    It is started when it is first needed, and ends with `end_own_thread`.
+    It is started when it is first needed, and ends with `end_own_thread`, which takes both values.
     """
     own = ThreadSensitiveContext()
-    SyncToAsync.thread_sensitive_context.set(own)
-    return own
+    return own, SyncToAsync.thread_sensitive_context.set(own)
 
 
 def has_own_thread(own: ThreadSensitiveContext) -> bool:
@@ -64,12 +63,15 @@ def has_own_thread(own: ThreadSensitiveContext) -> bool:
     return own in SyncToAsync.context_to_thread_executor
 
 
-def end_own_thread(own: ThreadSensitiveContext) -> list[str]:
+def end_own_thread(own: ThreadSensitiveContext, before: Token[ThreadSensitiveContext]) -> list[str]:
     """End the thread of `own_thread`, if it was ever started, with its connections.
 
     Waits for the code that runs there. Returns the aliases that were left in a transaction.
     """
-    if not SyncToAsync.context_to_thread_executor:  # the quickest to ask, and nearly always so
+    SyncToAsync.thread_sensitive_context.reset(before)
+    if (
+        not SyncToAsync.context_to_thread_executor
+    ):  # the cheapest question, and nearly always answered by yes
         return []
     executor = SyncToAsync.context_to_thread_executor.pop(own, None)
     if executor is None:
@@ -100,7 +102,7 @@ def _run(
     job: JobContext,
     own: ThreadSensitiveContext | None,
 ) -> None:
-    del thread.run  # it would keep itself, and the job, for as long as somebody keeps the thread
+    del thread.run  # it would keep itself, and the job, for as long as the thread object is kept
     try:
         _work_for(job, own, run)
     finally:
@@ -126,12 +128,14 @@ def _submitting(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]
         own = SyncToAsync.thread_sensitive_context.get(None)
         if own is None or SyncToAsync.context_to_thread_executor.get(own) is not pool:
             call = partial(_serve, job, own, call)
-        return Context().run(_submit_as_nobody, submit, pool, call, *args, **kwargs)
+        return Context().run(_submit_for_no_job, submit, pool, call, *args, **kwargs)
 
     return submitted
 
 
-def _submit_as_nobody(submit: Callable[..., Future[Any]], *args: Any, **kwargs: Any) -> Future[Any]:
+def _submit_for_no_job(
+    submit: Callable[..., Future[Any]], *args: Any, **kwargs: Any
+) -> Future[Any]:
     # A thread that the pool starts for this call serves others, too.
     _pooled.set(True)
     return submit(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""How a loop sleeps: until a slot finishes, a bell rings, the supervisor speaks, or time passes."""
+"""How a loop sleeps, and what it hears from slots, bell, supervisor and operator."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from relay_queue.query import looks
+from relay_queue.states import WorkerOrder
 from relay_queue.wakeup import Bell
 from relay_queue.worker.options import ANSWERED, DRAIN, LOOK, QUIT, WAITS
 
@@ -78,7 +80,7 @@ class Waiting:
     def wait(self, seconds: float) -> Woken:
         """Sleep for at most ``seconds`` and return what ended the sleep."""
         began = time.monotonic()
-        # In this order: whoever wakes notes it first and then sees whether we sleep.
+        # In this order: a thread that wakes us notes it first, and then sees whether we sleep.
         self._asleep = True
         if self._wanted:
             seconds = 0.0
@@ -120,3 +122,36 @@ class Waiting:
         woken.drain = woken.drain or DRAIN in orders
         woken.quit = woken.quit or QUIT in orders
         woken.look = woken.look or LOOK in orders
+
+
+class Orders:
+    """The order on a worker's row. Reads only.
+
+    The row carries it and not a signal: every machine that can write the database can then give
+    orders. An order that is given while the worker is stopped or busy is still there when the
+    worker reads.
+    """
+
+    def __init__(self, worker_id: int) -> None:
+        self._worker_id = worker_id
+        self._order = ""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing more is to be claimed."""
+        return self._order == WorkerOrder.QUIET
+
+    @property
+    def stop(self) -> bool:
+        """Whether the process is to finish what runs, and end."""
+        return self._order == WorkerOrder.STOP
+
+    @property
+    def stop_reason(self) -> str:
+        """What to write on the row of a process that ends."""
+        return "stopped by an operator" if self.stop else "stopped"
+
+    def read(self) -> bool:
+        """Read the order, and say whether it is another than before."""
+        before, self._order = self._order, looks.order_of(self._worker_id)
+        return self._order != before

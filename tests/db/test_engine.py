@@ -17,7 +17,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from django.db.transaction import TransactionManagementError
 
 from relay_queue.db.gate import gate_for, gate_of
-from relay_queue.db.sqlite3.base import UNGATED
+from relay_queue.db.sqlite3.permits import UNGATED
 from tests.conftest import wait_until
 from tests.db.conftest import DJANGOS_ENGINE, held_elsewhere, is_locked
 

@@ -57,7 +57,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "statement": lambda c: c.cursor().execute("INSERT INTO t VALUES (1)"),
     "many": lambda c: c.cursor().executemany("INSERT INTO t VALUES (%s)", [(1,)]),
     "block": lambda c: transaction.atomic(using=c.alias).__enter__(),
-    "store": lambda c: dialect_for(c).outermost(c, None, first=False).__enter__(),
+    "store": lambda c: dialect_for(c).begin(c, None, first=False).__enter__(),
     "look": lambda c: dialect_for(c).check_file(c),
 }
 

@@ -38,6 +38,7 @@ def be_late(ready: str, go: str) -> None:
     """Claim a job as a worker does, begin it only when told, and print what became of it."""
     from relay_queue import store
     from relay_queue.context import JobContext
+    from relay_queue.worker.attempt import Attempt
     from relay_queue.worker.executor import execute
 
     with store.transaction() as tx:
@@ -45,7 +46,7 @@ def be_late(ready: str, go: str) -> None:
     open(ready, "w").close()
     while not os.path.exists(go):
         time.sleep(0.01)
-    finished = execute(claim, JobContext.of(claim))
+    finished = execute(Attempt(claim, JobContext.of(claim)))
     settled = finished.settled
     if settled is None:
         with store.transaction() as tx:

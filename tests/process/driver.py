@@ -27,7 +27,7 @@ from relay_queue.lab.faults import die_after_claim, die_after_settle, jump_clock
 from relay_queue.worker.hooks import HOOKS
 
 if TYPE_CHECKING:
-    from relay_queue.worker.tick import Done
+    from relay_queue.worker.plan import Done
 
 SUPERVISOR = os.getpid()
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
@@ -95,16 +95,16 @@ def lock_reads(path: str) -> None:
 
 def hang_in_boot(path: str) -> None:
     """Let a worker never come to its end of joining, while a file exists."""
-    from relay_queue.worker import service
+    from relay_queue.worker import main
 
-    join = service._join
+    join = main._join
 
     def hanging(*arguments: Any) -> Any:
         while os.path.exists(path):
             time.sleep(0.05)
         return join(*arguments)
 
-    service._join = hanging
+    main._join = hanging
 
 
 def lose_commit(path: str) -> None:

@@ -21,10 +21,10 @@ from functools import partial
 
 from relay_queue.db.gate import gate_for
 from relay_queue.worker import supervisor
-from relay_queue.worker.children import Child
-from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.options import ANSWERED, READY, WAITS, WorkerOptions
+from relay_queue.worker.processes import Child
 from relay_queue.worker.supervisor import Supervisor
+from relay_queue.worker.watchdog import GateWatch
 
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -21,11 +21,11 @@ from relay_queue.worker.hooks import HOOKS, Point
 
 FUNCTIONS = (
     "supervisor.fork_child",
-    "children.become_worker",
-    "service._join",
-    "service.register",
+    "processes.become_worker",
+    "main._join",
+    "main.register",
     "loop.Loop.run",
-    "listening.Listening._look",
+    "pacing.QueueWatch._full_check",
     "loop.Loop._probe",
     "loop.Loop._apply",
     "loop.Loop._start",
@@ -101,7 +101,7 @@ def live(queue: str, point: str, directory: str) -> None:
 def main(wanted: str) -> None:
     """Fork a supervisor for each point, and print with which code each of them ended."""
     django.setup()
-    import_module("relay_queue.worker.service")
+    import_module("relay_queue.worker.main")
     children = {}
     for queue, point, directory in json.loads(wanted):
         pid = os.fork()

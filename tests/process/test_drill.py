@@ -52,7 +52,7 @@ def sabotage():
     settle.END_LEASES, found = re.subn(guard, "AND %s IS NOT NULL", settle.END_LEASES)
     assert found == 1
     # Every checksum fits.
-    grant._bury_altered = lambda tx, rows: rows
+    grant._mark_altered = lambda tx, rows: rows
 """
 
 FALSIFIED = """

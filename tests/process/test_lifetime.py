@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay_queue.worker.watch import EXIT_HOGGED
+from relay_queue.worker.watchdog import EXIT_HOGGED
 from tests.conftest import STOP_SECONDS, wait_until
 from tests.process import chores
 from tests.process.farm import Farm, on_each_engine

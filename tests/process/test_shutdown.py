@@ -13,7 +13,7 @@ from relay_queue import clock, store
 from relay_queue.lab.project import freeze
 from relay_queue.models import Job, Worker
 from relay_queue.states import WorkerOrder
-from relay_queue.worker.timers import PROBE_SECONDS
+from relay_queue.worker.pacing import PROBE_SECONDS
 from tests.conftest import wait_until
 from tests.process import chores
 from tests.process.farm import Farm, is_alive, on_each_engine, writer_taken

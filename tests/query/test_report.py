@@ -21,18 +21,18 @@ def leases(*outcomes: str | None) -> list[Lease]:
 
 
 def test_detail_names_the_attempts_behind_the_verdict() -> None:
-    assert ledger.told(leases("lost", "acked")) == (
+    assert ledger.explain_verdict(leases("lost", "acked")) == (
         "attempts that answered: 2; attempts cut short: 1 (lost)"
     )
-    assert ledger.told(leases("failed", None)) == (
+    assert ledger.explain_verdict(leases("failed", None)) == (
         "attempts that answered: 1; attempt 2 is under way"
     )
-    assert ledger.told([]) == "it was never leased"
+    assert ledger.explain_verdict([]) == "it was never leased"
 
 
 def test_detail_names_the_late_word_that_is_an_answer() -> None:
     late = Lease(id=1, attempt=1, outcome=Outcome.EXPIRED, refused_verb="ack")
-    assert ledger.told([late]) == "attempts that answered: 1 (expired, late ack)"
+    assert ledger.explain_verdict([late]) == "attempts that answered: 1 (expired, late ack)"
 
 
 def test_story_has_the_leases_in_order_with_their_workers(engine: str) -> None:

@@ -81,7 +81,7 @@ def _idle(module: ModuleType, name: str) -> Any:
 
 def no_token_in_the_guard() -> Any:
     """Whoever knows a lease's id may end it."""
-    return _without(settle, "END_LEASES", r"relay_queue_lease\.token = told\.token")
+    return _without(settle, "END_LEASES", r"relay_queue_lease\.token = given\.token")
 
 
 def no_ended_check_in_the_guard() -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 from relay_queue import store
 from relay_queue.store.records import Claim, Settlement
-from relay_queue.worker.tick import Done, Plan, tick
+from relay_queue.worker.plan import Done, Plan
+from relay_queue.worker.tick import tick
 from tests.history.journal import digest
 from tests.history.ledger import label_of
 from tests.history.witness import TABLE

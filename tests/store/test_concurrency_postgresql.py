@@ -363,7 +363,9 @@ def trouble(error: Exception) -> str:
         "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '55000'; END $$",
     ],
 )
-def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(statement: str) -> None:
+def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(
+    engine: str, statement: str
+) -> None:
     register()
     with pytest.raises(DatabaseError) as raised, store.transaction() as tx:
         tx.execute(statement)
@@ -374,13 +376,13 @@ def test_an_error_of_a_table_a_right_or_a_sequence_is_none_of_the_values(stateme
     "statement",
     ["SELECT 1 / 0", "SELECT 'x'::int", "DO $$ BEGIN RAISE EXCEPTION 'no'; END $$"],
 )
-def test_an_error_that_may_lie_in_the_values_is_told_apart(statement: str) -> None:
+def test_an_error_that_may_lie_in_the_values_is_told_apart(engine: str, statement: str) -> None:
     with pytest.raises(DatabaseError) as raised, store.transaction() as tx:
         tx.execute(statement)
     assert trouble(raised.value) == "data"
 
 
-def test_a_command_whose_statements_became_stale_is_begun_again() -> None:
+def test_a_command_whose_statements_became_stale_is_begun_again(engine: str) -> None:
     def look() -> list[tuple[object, ...]]:
         return store.in_transaction(lambda tx: tx.fetch("SELECT * FROM changing WHERE a > %s", [0]))
 
@@ -651,7 +653,7 @@ WAIT = "7s"
 
 
 def lazily() -> store.transaction:
-    return store.transaction(wait_seconds=7.0, first=True, lazily=True)
+    return store.transaction(wait_seconds=7.0, first=True, defer_begin=True)
 
 
 @pytest.fixture
@@ -661,7 +663,7 @@ def exchanges(engine: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     exchange = PreparedCursor._exchange
 
     def counting(self: PreparedCursor, messages: list[Any]) -> Any:
-        seen.append(len(self._line.posted) + len(messages))
+        seen.append(len(self._state.posted) + len(messages))
         return exchange(self, messages)
 
     monkeypatch.setattr(PreparedCursor, "_exchange", counting)
@@ -787,7 +789,7 @@ def test_hooks_and_savepoints_work_in_a_workers_own_transaction(engine: str, laz
     def on_commit(word: str) -> None:
         transaction.on_commit(lambda: told.append(word), using=connection().alias)
 
-    with store.transaction(first=True, wait_seconds=7.0, lazily=lazily) as tx:
+    with store.transaction(first=True, wait_seconds=7.0, defer_begin=lazily) as tx:
         store.enqueue(tx, job())
         on_commit("kept")
         with suppress(ZeroDivisionError), store.transaction() as inner:

@@ -282,7 +282,7 @@ def test_a_claim_planned_while_tables_were_small_changes_jobs_where_it_found_the
 ) -> None:
     pick = claiming.PICK.format(
         columns="ctid AS place, losses",
-        only=claiming.STILL_UNLIMITED,
+        condition=claiming.STILL_UNLIMITED,
         lock=PostgreSQLDialect.skip_locked,
     )
     plan = plan_of(small_tables[state], granting.PICK_START_AND_GRANT.replace("{pick}", pick), ())

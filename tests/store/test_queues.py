@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from relay_queue.exceptions import InvalidJob, UnknownQueue
 from relay_queue.models import Queue
 from relay_queue.operations import REQUEUE
 from relay_queue.query import looks
+from relay_queue.store import queues
 from tests.store.actions import (
     START,
     Wall,
@@ -29,6 +32,9 @@ from tests.store.actions import (
 )
 
 pytestmark = pytest.mark.usefixtures("wall")
+
+# Not by name: the package has a verb of this name.
+claiming = import_module("relay_queue.store.claim")
 
 
 def test_ensuring_a_queue_creates_it_once_and_changes_it_never(wall: Wall) -> None:
@@ -229,3 +235,14 @@ def test_limit_that_is_not_named_stays() -> None:
 def test_other_limits_than_there_are_cannot_be_set(limits: dict[str, int]) -> None:
     with nothing_written(), pytest.raises(TypeError, match="name capacity or max_running"):
         do(store.set_limits, "mail", **limits)
+
+
+def test_what_is_remembered_of_a_queue_is_of_one_database() -> None:
+    enqueue()
+    claim()
+    with store.transaction() as tx:
+        elsewhere = SimpleNamespace(connection=SimpleNamespace(alias="elsewhere"))
+        assert queues.guessed_limits(tx, "default") is not None
+        assert queues.guessed_limits(elsewhere, "default") is None  # type: ignore[arg-type]
+        assert claiming._single_queue(tx, ["default"], None) is not None
+        assert claiming._single_queue(elsewhere, ["default"], None) is None  # type: ignore[arg-type]

@@ -387,16 +387,16 @@ def test_what_is_told_again_after_a_lost_commit_is_answered_as_the_first_time(
     (first,) = settle([told])
     wall.advance(120)
     with nothing_written():
-        assert settle([replace(told, again=True)]) == [first]
+        assert settle([replace(told, repeated=True)]) == [first]
 
 
 def test_another_word_than_the_first_is_refused_although_it_is_told_again() -> None:
     enqueue()
     held = claim_one()
     settle([Settlement("release", held.lease_id, held.token)])
-    (answer,) = settle([Settlement("nack", held.lease_id, held.token, again=True)])
+    (answer,) = settle([Settlement("nack", held.lease_id, held.token, repeated=True)])
     assert answer.reason == "the lease had ended: released"
-    forged = Settlement("release", held.lease_id, "0" * 32, again=True)
+    forged = Settlement("release", held.lease_id, "0" * 32, repeated=True)
     assert not settle([forged])[0].accepted
 
 

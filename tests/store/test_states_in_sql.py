@@ -64,7 +64,7 @@ def test_a_statement_makes_allowed_steps_only(name: str, after: str, rest: str) 
     # The one state that is bound as a parameter was read under `CAN_GO_DEAD` just before.
     assert before or name == "trial.MARK_DEAD"
     allowed = {state.value for state in State if after in TRANSITIONS[state]}
-    if name == "grant.BURY_TAKEN":
+    if name == "grant.MARK_TAKEN":
         # It takes a start back that the same statement made: the jobs were ready before it.
         before = {"ready"}
     assert before <= allowed, f"{name} takes jobs from {before - allowed} to {after}"

@@ -11,7 +11,8 @@ from relay_queue import clock, store
 from relay_queue.models import Job, Lease
 from relay_queue.store.records import Claim, Recovered, Settlement
 from relay_queue.store.trial import NoChecksumFits
-from relay_queue.worker.tick import SETTLE, settle_each
+from relay_queue.worker.plan import SETTLE
+from relay_queue.worker.tick import settle_each
 from tests.refusing import refusing
 from tests.store import actions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from relay_queue import store
-from relay_queue.backend import MOST_AGREEMENTS, RelayBackend
+from relay_queue.backend import MOST_REMEMBERED, RelayBackend
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     InvalidTask,
@@ -136,11 +137,65 @@ def test_terms_that_a_backend_remembers_follow_the_settings() -> None:
     assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 3
 
 
-def test_backend_forgets_tasks_that_are_made_for_one_call(backend: RelayBackend) -> None:
-    made = [tasks.noop.using(priority=number % 100) for number in range(MOST_AGREEMENTS + 1)]
+def test_tasks_made_for_one_call_take_no_room_in_what_a_backend_remembers(
+    backend: RelayBackend,
+) -> None:
+    tasks.noop.enqueue()
+    remembered = list(backend._remembered)
+    later = timezone.now() + timedelta(hours=1)
+    for number in range(5):
+        tasks.noop.using(idempotency_key=str(number), wait_seconds=number).enqueue()
+        tasks.noop.using(run_after=later + timedelta(seconds=number)).enqueue()
+    assert list(backend._remembered) == remembered
+    due = Job.objects.exclude(state="ready").order_by("id").values_list("available_at", flat=True)
+    assert list(due) == [later + timedelta(seconds=number) for number in range(5)]
+
+
+def test_backend_remembers_a_bounded_number_of_kinds_of_tasks(backend: RelayBackend) -> None:
+    made = [tasks.noop.using(lease_seconds=10 + n / 1000) for n in range(MOST_REMEMBERED + 1)]
     backend.enqueue_many([one.bind() for one in made])
-    assert len(backend._agreements) < MOST_AGREEMENTS
+    assert 0 < len(backend._remembered) < MOST_REMEMBERED
     assert Job.objects.count() == len(made)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"idempotency_key": ""},
+        {"idempotency_key": "k" * 256},
+        {"idempotency_key": 7},
+        {"run_after": datetime(2030, 1, 1)},
+        {"run_after": "tomorrow"},
+        {"run_after": datetime(2999, 1, 1, tzinfo=UTC)},
+        {"wait_seconds": -1},
+        {"wait_seconds": True},
+        {"max_attempts": True},
+        {"max_attempts": 1.0},
+        {"priority": True},
+        {"lease_seconds": [60]},
+        {"retry_on": [ValueError]},
+    ],
+    ids=str,
+)
+def test_an_option_is_refused_in_the_same_words_of_a_task_that_was_validated_before(
+    options: dict[str, Any],
+) -> None:
+    with relay(), pytest.raises(InvalidTask) as first:
+        replace(tasks.noop, **options)
+    with relay():
+        for like in ({}, {"max_attempts": 1}, {"priority": 1}):
+            tasks.noop.using(**like).enqueue()
+        with pytest.raises(InvalidTask) as again:
+            replace(tasks.noop, **options)
+    assert str(again.value) == str(first.value)
+
+
+def test_a_task_is_validated_again_when_the_settings_have_changed() -> None:
+    tasks.noop.using(lease_seconds=30).enqueue()
+    shorter = override_settings(RELAY={"MAX_LEASE_SECONDS": 20, "LEASE_SECONDS": 10})
+    with shorter, pytest.raises(InvalidTask, match="lease_seconds"):
+        tasks.noop.using(lease_seconds=30)
+    assert tasks.noop.using(lease_seconds=30).enqueue().id
 
 
 def test_run_after_defers_the_job() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from relay_queue.context import TIMED_OUT, JobContext, current_context
 from relay_queue.exceptions import Cancelled, TimedOut
+from relay_queue.worker.attempt import Attempt
 from relay_queue.worker.executor import execute
 from tests import tasks
 from tests.worker.claims import claim_of
@@ -74,5 +75,5 @@ def test_context_of_a_claim_starts_its_time_limit() -> None:
 
 def test_there_is_no_current_job_outside_of_jobs() -> None:
     claim = claim_of(tasks.noop)
-    execute(claim, JobContext.of(claim))
+    execute(Attempt(claim, JobContext.of(claim)))
     assert current_context() is None

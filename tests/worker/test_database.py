@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from relay_queue.worker import database as module
-from relay_queue.worker.database import Database, Patience
+from relay_queue.worker.database import Database, StallGuard
 from tests.worker.monotonic import stop_time
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -18,12 +18,12 @@ LONG_SECONDS = 60.0
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[Patience]:
+def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[StallGuard]:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    patience = Patience()
-    patience.seconds = 0.05
-    yield patience
-    patience.close()
+    guard = StallGuard()
+    guard.seconds = 0.05
+    yield guard
+    guard.close()
 
 
 @pytest.fixture
@@ -36,41 +36,41 @@ def line() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_a_connection_that_does_not_answer_is_cut(
-    patience: Patience, line: tuple[socket.socket, socket.socket]
+    guard: StallGuard, line: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = line
     theirs.settimeout(LONG_SECONDS)
-    patience.watch(ours.fileno())
-    patience.begin()
+    guard.watch(ours.fileno())
+    guard.begin()
     assert (ours.recv(1), theirs.recv(1)) == (b"", b""), "both ends see it"
-    assert patience.seconds == 0.1, "the next time it waits longer"
-    patience.satisfied()
-    assert patience.seconds == module.PATIENCE_SECONDS
+    assert guard.seconds == 0.1, "the next time it waits longer"
+    guard.reset()
+    assert guard.seconds == module.STALL_SECONDS
 
 
 def test_a_connection_that_idles_is_not_cut(
-    patience: Patience, line: tuple[socket.socket, socket.socket]
+    guard: StallGuard, line: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = line
-    patience.seconds = LONG_SECONDS
-    patience.watch(ours.fileno())
-    patience.begin()
-    patience.end()
-    patience.seconds = 0.05
+    guard.seconds = LONG_SECONDS
+    guard.watch(ours.fileno())
+    guard.begin()
+    guard.end()
+    guard.seconds = 0.05
     theirs.settimeout(0.3)
     with pytest.raises(TimeoutError):
         theirs.recv(1)
 
 
 def test_only_the_newest_connection_is_cut(
-    patience: Patience, line: tuple[socket.socket, socket.socket]
+    guard: StallGuard, line: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = line
     new, other = socket.socketpair()
     with new, other:
-        patience.watch(ours.fileno())
-        patience.watch(new.fileno())
-        patience.begin()
+        guard.watch(ours.fileno())
+        guard.watch(new.fileno())
+        guard.begin()
         assert new.recv(1) == b""
         theirs.send(b"!")
         assert ours.recv(1) == b"!"
@@ -83,7 +83,7 @@ def test_a_lost_connection_is_opened_again_and_the_loop_is_told(
     clock = stop_time(monkeypatch, module)
     database = Database(lambda: told.append(True))
     connection.ensure_connection()
-    database.lose(OperationalError("gone"))
+    database.mark_lost(OperationalError("gone"))
     assert (database.lost, connection.connection, told) == (True, None, [])
     refusals = [OperationalError("not yet")] * 2
     connect = connection.ensure_connection
@@ -114,13 +114,13 @@ def test_a_server_that_opens_connections_and_refuses_work_is_not_asked_without_a
     for _ in range(3):
         with database:
             assert database.usable()
-            database.lose(OperationalError("read-only"))
+            database.mark_lost(OperationalError("read-only"))
         pauses.append(database.retry_in())
         clock.advance(database.retry_in())
     assert pauses == pytest.approx([0.0, 0.05, 0.1])
     with database:
         assert database.usable()
-    database.lose(OperationalError("gone"))
+    database.mark_lost(OperationalError("gone"))
     assert database.retry_in() == 0, "it had done what it was asked to"
     said = [record.message.partition(":")[0] for record in caplog.records]
     assert said == ["The database is not reached", "The database is reached again.", said[0]]

@@ -26,8 +26,9 @@ from relay_queue.exceptions import PayloadError
 from relay_queue.models import Job, Lease
 from relay_queue.payload import clean_text
 from relay_queue.store.records import Claim
-from relay_queue.worker import report
-from relay_queue.worker.executor import Finished, execute
+from relay_queue.worker import outcome
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.executor import execute
 from tests import tasks
 from tests.conftest import wait_until
 from tests.worker.claims import claim_next, claim_of, settle, stored_call
@@ -48,10 +49,10 @@ def clean_notes() -> Iterator[None]:
     tasks.gate.set()
 
 
-def run(claim: Claim, deadline: float | None = None) -> Finished:
+def run(claim: Claim, deadline: float | None = None) -> Attempt:
     context = JobContext.of(claim, "worker-1")
     context.deadline = deadline
-    return execute(claim, context)
+    return execute(Attempt(claim, context))
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_cancellation_seen_by_the_function_is_a_nack() -> None:
     claim = claim_of(tasks.wait_until_cancelled)
     context = JobContext.of(claim)
     context.cancel("by an operator")
-    settlement = execute(claim, context).settlement
+    settlement = execute(Attempt(claim, context)).settlement
     assert (settlement.verb, settlement.timed_out) == ("nack", False)
     assert settlement.error == "relay_queue.exceptions.Cancelled"
 
@@ -372,7 +373,7 @@ def test_the_log_says_whether_a_failure_will_be_tried_again(
     claim = claim_of(tasks.fail)
     context = JobContext.of(claim)
     context.cancel_reason = reason
-    execute(claim, context)
+    execute(Attempt(claim, context))
     assert any(line.startswith(f"job {claim.job_id} {said}") for line in caplog.messages)
 
 
@@ -477,7 +478,7 @@ def test_the_time_limit_of_an_atomic_function_begins_once_the_writer_is_won() ->
     freeing = threading.Thread(target=free)
     with writer_taken_until(freed):
         freeing.start()
-        finished = execute(claim, context)
+        finished = execute(Attempt(claim, context))
     freeing.join()
     assert finished.settled is not None
     assert finished.settled.accepted
@@ -498,7 +499,7 @@ def test_an_atomic_function_that_cannot_begin_gives_its_job_back_uncharged(
     else:
         claim.lease_seconds = 0.1
     with writer_taken_until(threading.Event()):
-        finished = execute(claim, context)
+        finished = execute(Attempt(claim, context))
     assert finished.settlement.verb == "release"
     assert "could not be had" in finished.settlement.message
     assert settle(finished.settlement).state == "ready"
@@ -552,9 +553,9 @@ def test_failing_commit_hook_does_not_undo_the_success(caplog: pytest.LogCapture
     [(b"text", '"text"'), ((1, 2), "[1,2]"), (range(2), "[0,1]"), (deque([1]), "[1]")],
 )
 def test_a_result_is_taken_as_the_framework_takes_it(value: Any, stored: str) -> None:
-    assert report.success(claim_of(tasks.noop), value).result == stored
+    assert outcome.success(claim_of(tasks.noop), value).result == stored
 
 
 def test_a_result_that_the_framework_refuses_too_is_refused_by_its_first_fault() -> None:
     with pytest.raises(PayloadError, match="result"):
-        report.success(claim_of(tasks.noop), object())
+        outcome.success(claim_of(tasks.noop), object())

@@ -9,7 +9,8 @@ import pytest
 
 from relay_queue.models import Job
 from relay_queue.worker.hooks import HOOKS, Point
-from relay_queue.worker.tick import Plan, tick
+from relay_queue.worker.plan import Plan
+from relay_queue.worker.tick import tick
 from tests.store import actions
 
 pytestmark = pytest.mark.usefixtures("transactional_db")

@@ -221,7 +221,7 @@ def test_only_one_of_two_probers_gets_the_dead_worker(database: Path, start: Sta
     second = probe(str(database), NAME, worker.identity)
     assert second.verdict is Liveness.ALIVE
     with pytest.raises(ValueError, match="'alive'"):
-        second.bury()
+        second.remove()
     # The first could not commit: the next one must be able to prove the death again.
     first.close()
     with probe(str(database), NAME, worker.identity) as third:
@@ -257,19 +257,19 @@ def test_a_buried_worker_is_not_declared_dead_again(
     worker.end()
     found = probe(str(database), NAME, worker.identity)
 
-    def bury_while_the_other_prober_is_between_open_and_lock(self: object) -> bool:
+    def remove_while_the_other_prober_is_between_open_and_lock(self: object) -> bool:
         monkeypatch.undo()
-        found.bury()
+        found.remove()
         found.close()
         return self.lock()  # type: ignore[attr-defined, no-any-return]
 
     monkeypatch.setattr(
-        liveness._Descriptor, "lock", bury_while_the_other_prober_is_between_open_and_lock
+        liveness._Descriptor, "lock", remove_while_the_other_prober_is_between_open_and_lock
     )
     assert verdict(database, worker.identity) is Liveness.UNKNOWN
     assert not Path(found.path).exists()
     with pytest.raises(ValueError, match="closed"):
-        found.bury()
+        found.remove()
 
 
 def test_burying_leaves_a_file_that_took_the_name_meanwhile(database: Path, start: Start) -> None:
@@ -278,7 +278,7 @@ def test_burying_leaves_a_file_that_took_the_name_meanwhile(database: Path, star
     with probe(str(database), NAME, worker.identity) as found:
         Path(found.path).unlink()
         Path(found.path).touch()
-        found.bury()
+        found.remove()
         assert Path(found.path).exists()
 
 

@@ -21,12 +21,14 @@ from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import loop as module
+from relay_queue.worker import pacing
 from relay_queue.worker import tick as tick_module
-from relay_queue.worker import timers
+from relay_queue.worker.database import EXIT_UNKNOWN
 from relay_queue.worker.identity import register
-from relay_queue.worker.loop import EXIT_UNKNOWN, HAND_OVER_SECONDS, Loop
+from relay_queue.worker.loop import HAND_OVER_SECONDS, Loop
 from relay_queue.worker.options import DRAIN, QUIT, READY, WorkerOptions
-from relay_queue.worker.tick import Done, Plan, tick
+from relay_queue.worker.plan import Done, Plan
+from relay_queue.worker.tick import tick
 from relay_queue.worker.waiting import Waiting, Woken
 from tests import tasks
 from tests.conftest import wait_until
@@ -252,11 +254,11 @@ class Played:
     def __init__(self, line: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
         self.line = line
         self.did: list[str] = []
-        glance = looks.ready_queues
+        check = looks.ready_queues
 
-        def glancing() -> set[str]:
-            self.did.append("glance")
-            return glance()
+        def checking() -> set[str]:
+            self.did.append("check")
+            return check()
 
         def ticking(plan: Plan) -> Done:
             done = tick(plan)
@@ -264,7 +266,7 @@ class Played:
                 self.did.append(f"claim {len(done.claims)}")
             return done
 
-        monkeypatch.setattr(looks, "ready_queues", glancing)
+        monkeypatch.setattr(looks, "ready_queues", checking)
         monkeypatch.setattr(module, "tick", ticking)
 
     def run(self, turns: Callable[[], Iterator[Woken]], **changes: Any) -> None:
@@ -298,12 +300,12 @@ def played(
 ) -> Played:
     settings.RELAY = {**settings.RELAY, "POLL_SECONDS": 300.0}
     for name in ("PROBE_SECONDS", "FLUSH_SECONDS"):
-        monkeypatch.setattr(timers, name, 300.0)
+        monkeypatch.setattr(pacing, name, 300.0)
     actions.enqueue(run_after=clock.now() + timedelta(days=1))  # so that the queue is known
     return Played(supervisor[1], monkeypatch)
 
 
-def test_an_idle_loop_claims_at_once_when_it_is_rung_and_glances_afterwards(played: Played) -> None:
+def test_an_idle_loop_claims_at_once_when_it_is_rung_and_checks_afterwards(played: Played) -> None:
     def turns() -> Iterator[Woken]:
         for number in range(2):
             tasks.note.enqueue(number)
@@ -312,7 +314,7 @@ def test_an_idle_loop_claims_at_once_when_it_is_rung_and_glances_afterwards(play
             assert played.waiting.asked >= HAND_OVER_SECONDS, "functions begin before it goes on"
             wait_until(lambda: played.loop.slots.has_finished)
             yield Woken()
-            assert played.did == ["claim 1", "glance"]
+            assert played.did == ["claim 1", "check"]
             played.did.clear()
 
     played.run(turns)
@@ -327,7 +329,7 @@ def test_a_ring_for_a_job_that_is_due_later_is_planned_for_in_the_turn_behind(
         yield Woken(rung=True)
         assert (played.did, played.waiting.asked) == (["claim 0"], 0)
         yield Woken()
-        assert played.did == ["claim 0", "glance"]
+        assert played.did == ["claim 0", "check"]
         assert 0 < played.waiting.asked <= 5
 
     played.run(turns)
@@ -338,12 +340,12 @@ def test_a_ring_for_a_queue_that_was_not_there_before_leads_to_its_job(played: P
         tasks.note.using(queue_name="new").enqueue("new")
         yield Woken(rung=True)
         yield Woken()
-        assert played.did == ["claim 0", "glance", "glance", "claim 1"]
+        assert played.did == ["claim 0", "check", "check", "claim 1"]
 
     played.run(turns)
 
 
-def test_a_loop_that_runs_a_function_glances_before_it_claims(played: Played) -> None:
+def test_a_loop_that_runs_a_function_checks_before_it_claims(played: Played) -> None:
     def turns() -> Iterator[Woken]:
         tasks.wait.enqueue()
         yield Woken(rung=True)
@@ -351,7 +353,7 @@ def test_a_loop_that_runs_a_function_glances_before_it_claims(played: Played) ->
         played.did.clear()
         tasks.note.enqueue("second")
         yield Woken(rung=True)
-        assert played.did == ["glance", "claim 1"]
+        assert played.did == ["check", "claim 1"]
 
     played.run(turns)
 
@@ -364,7 +366,7 @@ def test_a_running_job_learns_of_its_cancellation_in_the_turn_of_the_ring(played
         played.did.clear()
         actions.cancel(Job.objects.get(state="running").pk)
         yield Woken(rung=True)
-        assert (played.did, played.loop.slots.stuck) == (["glance"], 1)
+        assert (played.did, played.loop.slots.stuck) == (["check"], 1)
 
     played.run(turns)
 
@@ -377,13 +379,13 @@ def test_a_job_that_was_cancelled_while_it_was_claimed_learns_of_it_in_the_turn_
         yield Woken(rung=True)
         actions.cancel(Job.objects.get(state="running").pk)
         yield Woken(rung=True)
-        assert (played.did, played.loop.slots.stuck) == (["claim 1", "glance"], 1)
+        assert (played.did, played.loop.slots.stuck) == (["claim 1", "check"], 1)
 
     played.run(turns)
 
 
 @pytest.mark.parametrize("name", ["backend", "quiet", "stopping"])
-def test_a_loop_that_may_not_claim_or_pays_for_it_glances_first(played: Played, name: str) -> None:
+def test_a_loop_that_may_not_claim_or_pays_for_it_checks_first(played: Played, name: str) -> None:
     def turns() -> Iterator[Woken]:
         if name == "quiet":
             Worker.objects.update(ordered="quiet")
@@ -396,7 +398,7 @@ def test_a_loop_that_may_not_claim_or_pays_for_it_glances_first(played: Played, 
             played.did.clear()
         tasks.note.enqueue("one")
         yield Woken(rung=True)
-        assert played.did == ["glance"] + ["claim 1"] * (name == "backend")
+        assert played.did == ["check"] + ["claim 1"] * (name == "backend")
 
     played.run(turns, backend="default" if name == "backend" else None)
 
@@ -474,8 +476,8 @@ def stop_when_running(line: socket.socket, then: Callable[[], None] = lambda: No
 def test_what_a_tick_settles_is_counted_soon_although_that_tick_has_written_the_counts(
     serve: Serve, supervisor: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timers, "FLUSH_SECONDS", 0.0)  # every tick writes them
-    monkeypatch.setattr(timers, "HEARTBEAT_SECONDS", 60.0)
+    monkeypatch.setattr(pacing, "FLUSH_SECONDS", 0.0)  # every tick writes them
+    monkeypatch.setattr(pacing, "HEARTBEAT_SECONDS", 60.0)
     seen: list[int] = []
 
     def watch() -> None:

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from relay_queue import wakeup
 from relay_queue.query import looks
 from relay_queue.wakeup import Session, notify, ring_on_commit
-from relay_queue.worker.hygiene import close_connections
+from relay_queue.worker.connections import close_connections
 from tests.conftest import wait_until
 from tests.postgresql import default_is
 

@@ -16,9 +16,9 @@ from django.db import connection, connections
 from django.test import override_settings
 
 from relay_queue.compat import signals
-from relay_queue.context import JobContext
+from relay_queue.context import JobContext, current_context
 from relay_queue.store.records import Claim
-from relay_queue.worker.executor import Finished
+from relay_queue.worker.attempt import Attempt
 from relay_queue.worker.slots import Slots
 from tests import tasks
 from tests.conftest import wait_until
@@ -69,11 +69,11 @@ def slot_threads() -> list[str]:
     return sorted(t.name for t in threading.enumerate() if t.name.startswith("relay-slot"))
 
 
-def start(slots: Slots, *claims: Claim) -> list[JobContext]:
-    contexts = [JobContext.of(claim) for claim in claims]
-    for claim, context in zip(claims, contexts, strict=True):
-        slots.start(claim, context)
-    return contexts
+def start(slots: Slots, *claims: Claim) -> list[Attempt]:
+    attempts = [Attempt(claim, JobContext.of(claim)) for claim in claims]
+    for attempt in attempts:
+        slots.start(attempt)
+    return attempts
 
 
 def claim_with_time() -> Claim:
@@ -83,14 +83,14 @@ def claim_with_time() -> Claim:
     return claim
 
 
-def take(slots: Slots, count: int) -> list[Finished]:
-    taken: list[Finished] = []
+def take(slots: Slots, count: int) -> list[Attempt]:
+    taken: list[Attempt] = []
     wait_until(lambda: taken.extend(slots.take_finished()) or len(taken) >= count)
     assert len(taken) == count
     return taken
 
 
-def results(finished: list[Finished]) -> dict[int, str | None]:
+def results(finished: list[Attempt]) -> dict[int, str | None]:
     return {entry.claim.lease_id: entry.settlement.result for entry in finished}
 
 
@@ -101,12 +101,12 @@ def test_jobs_hold_their_slots_until_their_outcomes_are_taken(make: Make) -> Non
     slots = make(3)
     claims = [claim_of(tasks.add, n) for n in range(3)]
     start(slots, *claims)
-    assert (slots.free, len(slots.running)) == (0, 3)
+    assert (slots.free, slots.busy) == (0, 3)
     wait_until(lambda: slots.has_finished)
     assert slots.free == 0
     finished = take(slots, 3)
     assert results(finished) == {claim.lease_id: str(n) for n, claim in enumerate(claims)}
-    assert (slots.free, slots.running, slots.has_finished) == (3, {}, False)
+    assert (slots.free, slots.busy, slots.has_finished) == (3, 0, False)
 
 
 def test_no_more_jobs_start_than_there_are_slots(make: Make, gate: threading.Event) -> None:
@@ -127,10 +127,10 @@ def test_threads_are_named_started_when_needed_and_reused(
         start(slots, claim_of(tasks.noop))
         take(slots, 1)
     assert slot_threads() == ["relay-slot-1"]
-    start(slots, *(claim_of(tasks.wait) for _ in range(3)))
+    attempts = start(slots, *(claim_of(tasks.wait) for _ in range(3)))
     assert slot_threads() == ["relay-slot-1", "relay-slot-2", "relay-slot-3"]
     # Behind an open gate a thread that is slow to start would leave its job to another.
-    wait_until(lambda: all(running.thread for running in slots.running.values()))
+    wait_until(lambda: all(attempt.thread for attempt in attempts))
     gate.set()
     assert set(results(take(slots, 3)).values()) == {
         '"relay-slot-1"',
@@ -194,12 +194,12 @@ def test_stuck_job_keeps_its_slot_and_its_late_outcome_is_delivered(
     make: Make, gate: threading.Event
 ) -> None:
     slots = make(2)
-    claim = claim_of(tasks.wait)
-    start(slots, claim)
-    slots.mark_stuck(claim.lease_id)
-    slots.mark_stuck(claim.lease_id + 1_000_000)
+    (attempt,) = start(slots, claim_of(tasks.wait))
+    never_started = claim_of(tasks.wait)
+    slots.mark_stuck(attempt)
+    slots.mark_stuck(Attempt(never_started, JobContext.of(never_started)))
     assert (slots.stuck, slots.free) == (1, 1)
-    assert slots.running[claim.lease_id].stuck
+    assert slots.stuck_leases() == {attempt.claim.lease_id}
     gate.set()
     assert take(slots, 1)[0].settlement.verb == "ack"
     assert (slots.stuck, slots.free) == (0, 2)
@@ -217,8 +217,8 @@ def test_close_lets_a_running_function_finish(make: Make, gate: threading.Event)
 
 def test_cancelled_function_gives_its_slot_back(make: Make) -> None:
     slots = make(1)
-    (context,) = start(slots, claim_of(tasks.wait_until_cancelled))
-    context.cancel("by an operator")
+    (attempt,) = start(slots, claim_of(tasks.wait_until_cancelled))
+    attempt.context.cancel("by an operator")
     assert take(slots, 1)[0].settlement.error == "relay_queue.exceptions.Cancelled"
 
 
@@ -387,6 +387,26 @@ def test_what_a_receiver_puts_into_the_context_ends_with_the_job(make: Make) -> 
         for signal in (signals.task_started, signals.task_finished):
             signal.disconnect(count)
     assert seen == [0, 1, 0, 1]
+
+
+def test_what_a_function_puts_into_the_context_ends_with_the_job(make: Make) -> None:
+    seen: list[tuple[str, int | None]] = []
+
+    def note(**_: Any) -> None:
+        job = current_context()
+        seen.append((tasks.tenant.get(), None if job is None else job.job_id))
+
+    slots = make(1)
+    for signal in (signals.task_started, signals.task_finished):
+        signal.connect(note)
+    try:
+        for _ in range(2):
+            start(slots, claim_of(tasks.become_tenant, "one"))
+            take(slots, 1)
+    finally:
+        for signal in (signals.task_started, signals.task_finished):
+            signal.disconnect(note)
+    assert seen == [("none", None), ("one", None)] * 2, "receivers work for no job"
 
 
 @pytest.mark.django_db(transaction=True)

@@ -149,7 +149,7 @@ def test_every_thread_knows_its_job_and_forgets_it(make: Make, lane: str) -> Non
         start(slots, claim)
         take(slots, 1)
     assert [job.job_id for job in tasks.calls] == [claim.job_id for claim in claims]
-    assert tasks.LANES[lane](tasks.current) is None
+    assert tasks.LANES[lane](tasks.current_context) is None
 
 
 def test_threads_and_pools_outside_of_jobs_keep_their_connections() -> None:

@@ -16,9 +16,10 @@ from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Lease, QueueMinute, Worker
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import tick as module
-from relay_queue.worker.held import Held
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.plan import Plan
 from relay_queue.worker.stats import Stats
-from relay_queue.worker.tick import Plan, tick
+from relay_queue.worker.tick import tick
 from tests.store import actions
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -40,11 +41,11 @@ def plan(worker_id: int, told: Sequence[Settlement] = (), places: int = 0, **mor
 
 
 def ack(claim: Claim) -> Settlement:
-    return Settlement("ack", claim.lease_id, claim.token, result="null")
+    return claim.settlement("ack", "null")
 
 
-def held(claim: Claim) -> Held:
-    return Held(claim, JobContext.of(claim), 0.0)
+def held(claim: Claim) -> Attempt:
+    return Attempt(claim, JobContext.of(claim), 0.0)
 
 
 def test_outcome_and_next_claim_share_one_commit(worker_id: int) -> None:
@@ -130,7 +131,7 @@ def test_an_outcome_that_comes_in_time_goes_before_the_end_of_its_lease(worker_i
 def test_a_job_that_is_due_is_claimed_in_the_tick_that_wakes_it(worker_id: int) -> None:
     actions.enqueue()
     (claim,) = tick(plan(worker_id, places=1)).claims
-    told = Settlement("nack", claim.lease_id, claim.token, delay_seconds=0.0)
+    told = claim.settlement("nack", delay_seconds=0.0)
     done = tick(plan(worker_id, [told], places=1))
     assert done.promoted == 1
     assert [each.attempt for each in done.claims] == [2]

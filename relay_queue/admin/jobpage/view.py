@@ -92,7 +92,7 @@ def _ledger(
     return {
         "may_see_leases": True,
         "verdict": formatting.verdict_badge(judge(leases), short=False),
-        "because": ledger.told(shown[::-1]),
+        "because": ledger.explain_verdict(shown[::-1]),
         "attempts": [_attempt(lease, now, site.name, may_see=may_see) for lease in shown],
         "attempts_in_all": len(leases),
     }

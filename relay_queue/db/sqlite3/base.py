@@ -6,17 +6,14 @@ import sqlite3
 from contextlib import suppress
 from typing import Any
 
-from django.db.backends.sqlite3 import base
-
 from relay_queue.db import replaced
 from relay_queue.db.filename import make_absolute
-from relay_queue.db.gate import GateTimeout, Permit, gate_of
+from relay_queue.db.gate import gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
 from relay_queue.db.sqlite3.cursor import GatedCursor
-from relay_queue.db.sqlite3.immediate import Immediate
+from relay_queue.db.sqlite3.permits import DEFAULT_TIMEOUT_SECONDS, PermitHolder
 from relay_queue.db.sqlite3.statements import is_read_only
 
-DEFAULT_TIMEOUT_SECONDS = 20.0
 JOURNAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
 
 # FULL: a commit that was reported is on disk. No mmap: an I/O error must be an error, not a
@@ -28,21 +25,10 @@ INIT_COMMANDS = (
 )
 
 
-class _Ungated:
-    """The permit of a database that has no gate: it marks that a transaction is open."""
-
-    def release(self) -> None:
-        """Nothing to give back."""
-
-
-UNGATED = _Ungated()
-
-
-class DatabaseWrapper(base.DatabaseWrapper):
+class DatabaseWrapper(PermitHolder):
     """Django's SQLite connection whose writes queue at the database's gate.
 
-    ``permit`` is held exactly while this connection is in a transaction, and around each
-    write outside of one. Defaults: WAL, ``synchronous=FULL``, immediate transactions, a
+    Defaults: WAL, ``synchronous=FULL``, immediate transactions, a
     timeout of 20 s. ``OPTIONS`` goes over all of them: ``init_command`` runs after ours, and
     one that sets ``journal_mode`` keeps WAL from being set.
 
@@ -56,8 +42,6 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         make_absolute(self.settings_dict)
-        self.permit: Permit | _Ungated | None = None
-        self.timeout_seconds = DEFAULT_TIMEOUT_SECONDS
         self._sets_journal_mode = True
 
     # ---- Connection -------------------------------------------------------------------
@@ -74,7 +58,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return params
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
-        """Open the database and see to it that it keeps a write-ahead log."""
+        """Open the database and make it keep a write-ahead log."""
         self._part_from_foreign_log()
         commands = (command.strip() for command in self.init_commands)
         if not all(is_read_only(command) for command in commands if command):
@@ -94,7 +78,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         replaced.remember(self)
 
     def _part_from_foreign_log(self) -> None:
-        """See that a log does not meet this file which belongs to another that was there."""
+        """Put aside a log that belongs to another file, which was at this path before."""
         gate = gate_of(self)
         if gate is None or not gate.has_foreign_log():
             return
@@ -117,7 +101,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
                 self.take_permit()
                 connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.Error as error:
-            # Whoever can only read has no use for the log.
+            # A connection that can only read has no use for the log.
             if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
                 connection.close()
                 raise
@@ -127,71 +111,6 @@ class DatabaseWrapper(base.DatabaseWrapper):
         cursor: GatedCursor = self.connection.cursor(factory=GatedCursor)
         cursor.db = self
         return cursor
-
-    # ---- Permit -----------------------------------------------------------------------
-
-    def take_permit(self, timeout_seconds: float | None = None, *, first: bool = False) -> float:
-        """Wait for the gate, by default as long as the connection waits; return the seconds.
-
-        ``first`` goes ahead of the other threads of this process. Raises
-        ``sqlite3.OperationalError`` as SQLite's own lock does.
-        """
-        if self.permit is not None:
-            return 0.0
-        gate = gate_of(self)
-        if gate is None:
-            self.permit = UNGATED
-            return 0.0
-        if timeout_seconds is None:
-            timeout_seconds = self.timeout_seconds
-        try:
-            permit = gate.acquire(timeout_seconds, first=first)
-        except GateTimeout as timeout:
-            error = sqlite3.OperationalError(f"database is locked ({timeout})")
-            # So that callers can tell by the code, as with an error of SQLite itself.
-            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            error.sqlite_errorname = "SQLITE_BUSY"
-            raise error from timeout
-        try:
-            replaced.check(self)
-        except BaseException:
-            permit.release()
-            self.close_at = 0.0  # a connection that Django keeps open ends with this request
-            raise
-        self.permit = permit
-        return permit.waited_seconds
-
-    def immediate(self, timeout_seconds: float | None, *, first: bool = False) -> Immediate:
-        """Return an outermost atomic block that begins as a writer; see `Immediate`."""
-        return Immediate(self, timeout_seconds, first=first)
-
-    def drop_permit(self) -> None:
-        """Let the gate go, if this connection holds it."""
-        permit = self.permit
-        if permit is not None:
-            if isinstance(permit, Permit):
-                replaced.note_log(self, permit.gate)
-            permit.release()
-            self.permit = None
-
-    def drop_permit_unless_in_transaction(self) -> None:
-        """Let the gate go, unless SQLite is in a transaction that may write."""
-        if self.permit is not None and not self.in_transaction():
-            self.drop_permit()
-
-    def transaction_lost(self, error: BaseException) -> None:
-        """SQLite rolled back by itself, as on a full disk: so must the atomic block."""
-        self.drop_permit()
-        if self.in_atomic_block:
-            self.needs_rollback = True
-            self.rollback_exc = error
-
-    def in_transaction(self) -> bool:
-        """Whether SQLite is in a transaction; False too if the connection was closed."""
-        try:
-            return self.connection is not None and self.connection.in_transaction
-        except sqlite3.ProgrammingError:  # closed behind Django's back
-            return False
 
     # ---- Transactions -----------------------------------------------------------------
     # BEGIN takes the permit like every statement that may write, in the cursor.

@@ -35,7 +35,7 @@ class DatabaseCreation(creation.DatabaseCreation):
 
     @staticmethod
     def _remove(database: str) -> None:
-        """Delete a database that nobody has open, with the log of an interrupted test run."""
+        """Delete a database that is not open, with the log of an interrupted test run."""
         os.remove(database)
         for suffix in ("-wal", "-shm"):
             with suppress(FileNotFoundError):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.backends.sqlite3.base import SQLiteCursorWrapper
 from django.db.transaction import TransactionManagementError
 
+from relay_queue.db.sqlite3.permits import PermitHolder
 from relay_queue.db.sqlite3.statements import is_read_only
-
-if TYPE_CHECKING:
-    from relay_queue.db.sqlite3.base import DatabaseWrapper
 
 _execute = sqlite3.Cursor.execute
 
@@ -25,7 +23,7 @@ class GatedCursor(SQLiteCursorWrapper):
     more than with Django's cursor.
     """
 
-    db: DatabaseWrapper  # set by DatabaseWrapper.create_cursor
+    db: PermitHolder  # set by DatabaseWrapper.create_cursor
     _fetched: Iterator[Any] | None = None  # rows of a write, all read before the gate went
 
     def execute(self, query: str, params: Any = None) -> Any:

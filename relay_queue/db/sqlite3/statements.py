@@ -1,7 +1,7 @@
 """Which SQL statements are known to leave the database file alone.
 
-When in doubt a statement counts as a write: a needless gate costs microseconds, a missing one
-costs somebody else's turn.
+In doubt a statement counts as a write. A needless gate costs microseconds; a missing one costs
+another process its turn.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Result:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Result:
-        """Return what `as_data` had; the verdict is judged anew."""
+        """Return what `as_data` had; the verdict is judged again."""
         observed = [Observation(**values) for values in data["observed"]]
         return cls(
             data["row"], observed, data["fault"], data["seconds"], data["log"], data["reason"]

@@ -18,11 +18,11 @@ from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.management.preflight import database_fault
 from relay_queue.startup import stopped_at_once
 from relay_queue.worker import reload
-from relay_queue.worker.gatewatch import GateWatch
 from relay_queue.worker.lifetime import leave
 from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.supervisor import Supervisor
+from relay_queue.worker.watchdog import GateWatch
 
 LOG_SECONDS = 1.0
 """Seconds that the last lines of the log may take to be written."""
@@ -84,7 +84,7 @@ class Command(BaseCommand):
                 self.stdout.write(line)
             self.stdout.flush()
         # Imported before the fork, so that the workers share its memory and start quickly.
-        from relay_queue.worker.service import run
+        from relay_queue.worker.main import run
 
         gate = gate_of(connections[settings.database])
         return Supervisor(

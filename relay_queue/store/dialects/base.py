@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 Trouble = Literal["busy", "full", "unknown", "data", "tables", "lost", "replaced"]
-"""What a database error means to whoever was in a transaction; see `Dialect.diagnose`."""
+"""What a database error means for the transaction that it ended; see `Dialect.diagnose`."""
 
 
 def marks(n: int) -> str:
@@ -37,12 +37,12 @@ class Dialect(ABC):
     """The expression for the server's clock as a statement runs; NULL where only one transaction
     writes at a time, so that one reading serves for all of it."""
 
-    chains_writes: bool
+    has_writable_ctes: bool
     """Whether one statement may change two tables, the second by what the first has changed."""
 
     bounds_branches: bool
-    """Whether the parts of a union need an order and a limit each to be merged row by row; otherwise
-    the planner reads and sorts all of them."""
+    """Whether the parts of a union need an order and a limit each to be merged row by row.
+    Otherwise the planner reads and sorts all of them."""
 
     shard: str
     """The expression for the shard of `QueueCount` that a transaction writes."""
@@ -51,31 +51,31 @@ class Dialect(ABC):
     """The statement that ends all writes of counters until the commit; empty as above."""
 
     @abstractmethod
-    def outermost(
+    def begin(
         self,
         connection: BaseDatabaseWrapper,
         wait_seconds: float | None,
         *,
         first: bool,
-        lazily: bool = False,
+        defer_begin: bool = False,
     ) -> AbstractContextManager[float]:
         """Open a write transaction that begins with the write lock; give the seconds it waited.
 
         ``wait_seconds`` bounds the wait, None means the connection's own timeout; ``first`` passes
-        other threads of this process. ``lazily``: where that saves an exchange with a server, it
-        begins together with its first statement, or with `opened_at`; nothing but the cursor of
-        `cursor` may be used before. Raises ``OperationalError`` when the wait is over.
+        other threads of this process. ``defer_begin``: where that saves an exchange with a server,
+        the transaction begins together with its first statement, or with `opened_at`. Only the
+        cursor of `cursor` may be used before. Raises ``OperationalError`` when the wait is over.
         """
 
     @abstractmethod
     def begin_by_hand(self, connection: BaseDatabaseWrapper) -> None:
-        """Begin the transaction of a connection whose autocommit somebody turned off."""
+        """Begin the transaction of a connection whose autocommit was turned off by hand."""
 
     @abstractmethod
     def opened_at(self, connection: BaseDatabaseWrapper) -> datetime:
         """Return the one clock reading of a transaction, taken after its write lock was won.
 
-        Only once for each that `outermost` has opened.
+        Only once for each that `begin` has opened.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Dialect(ABC):
         """Open the cursor that costs this driver least; see `sql`."""
 
     def post(self, cursor: Any, statement: str, params: Sequence[Any]) -> None:
-        """Run a statement of which nobody wants an answer, or let it wait for the one behind it.
+        """Run a statement whose answer is not needed, or let it wait for the next one.
 
         Only where this transaction's next statement, or its commit, goes through such a cursor.
         """
@@ -107,9 +107,9 @@ class Dialect(ABC):
 
     @abstractmethod
     def lookup(self, column: str, query: str) -> str:
-        """Return a condition to stand behind the join that says the same: ``column``, an id, is among
-        what ``query`` finds. A planner that takes a table for empty then looks its rows up all the
-        same, and does not walk over it. Empty where no planner would.
+        """Return a condition to add to a join: that ``column``, an id, is among what ``query``
+        finds. The join says the same. But a planner that takes a table for empty would walk over
+        it, and with this condition it looks the rows up by id. Empty where no planner does so.
         """
 
     @abstractmethod
@@ -141,11 +141,10 @@ class Dialect(ABC):
         ``busy``: nothing happened, try again. ``full``: nothing happened and there is no room.
         ``data``: nothing happened, for a reason that may lie in the values. ``tables``: nothing
         happened, and the values are not to blame: a table, a column, a right, a sequence or a
-        prepared statement is not as it was. ``lost``: the connection
-        has ended, or the server takes no work; a commit may have happened or not, and whatever was
-        told must be told again over a new connection. ``unknown``: the same, and the database is
-        not to be trusted any more. ``replaced``: nothing happened, and another file is at the path of
-        the one that is open.
+        prepared statement is not as it was. ``lost``: the connection has ended, or the server takes
+        no work. A commit may have happened or not, and every settlement must be repeated over a new
+        connection. ``unknown``: the same, and the database is not to be trusted any more.
+        ``replaced``: nothing happened, and another file is at the path of the one that is open.
         """
 
     @abstractmethod
@@ -157,14 +156,14 @@ class Dialect(ABC):
         """Say whether this error of a first look at the database may go away by waiting.
 
         A server that is away comes back. One that refuses this user or knows no such database does
-        so until somebody changes the settings.
+        so until the settings change.
         """
 
     @abstractmethod
-    def was_sacrificed(self, error: Exception) -> bool:
-        """Say whether a transaction was undone only for the sake of another one.
+    def is_deadlock_victim(self, error: Exception) -> bool:
+        """Say whether a transaction was undone only so that another one can go on.
 
-        Nothing happened, and the same again may succeed: so ends a deadlock, for one of the two. A
+        Nothing happened, and a second try may succeed. A deadlock ends so for one of the two. A
         statement that was prepared before a column changed is another such case.
         """
 
@@ -177,7 +176,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def tune(self, connection: BaseDatabaseWrapper) -> None:
-        """Set how the tables are stored, where nobody has set that yet; after each ``migrate``."""
+        """Set how the tables are stored, where that is not set yet; after each ``migrate``."""
 
     @abstractmethod
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:

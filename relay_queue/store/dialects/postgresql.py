@@ -14,9 +14,9 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from relay_queue import clock
-from relay_queue.db.watched import is_watched
+from relay_queue.db.fast_atomic import FastAtomic, is_watched
 from relay_queue.store.dialects.base import Dialect, Trouble
-from relay_queue.store.dialects.pg_cursor import STALE, Brief, PreparedCursor, array, numbered
+from relay_queue.store.dialects.pg_cursor import STALE, PreparedCursor, array, numbered
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -60,7 +60,7 @@ BEGIN_AS_WORKER = ", ".join(
     ]
 )
 """The same for a worker's own. Its statements look up rows by index, in the index's order, and are
-planned once: a plan that was made while a table was small must not outlive it."""
+planned once. A plan that was made while a table was small must not stay when it has grown."""
 
 
 UNTUNED = """
@@ -68,7 +68,7 @@ UNTUNED = """
     WHERE oid = ANY(SELECT to_regclass(name) FROM unnest(%s::text[]) AS name)
       AND reloptions IS NULL ORDER BY relname
 """
-"""Find the tables for which nobody has set how they are stored."""
+"""Find the tables for which it is not set how they are stored."""
 
 _CHURNED = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
@@ -88,8 +88,8 @@ STORAGE: Final = {
     "relay_queue_worker": _UPDATED_IN_PLACE,
 }
 """Storage parameters. Each change of a job's state leaves a dead row and dead entries in indexes,
-which claims walk over: with the server's own scale factor, a fifth of the table is dead before anybody
-sweeps. Counters change no index, so with room on their page they leave nothing behind."""
+which claims walk over. With the server's own scale factor, a fifth of the table is dead before a
+vacuum. Counters change no index, so with room on their page they leave nothing behind."""
 
 
 class OutcomeUnknown(OperationalError):
@@ -103,21 +103,21 @@ class PostgreSQLDialect(Dialect):
     has_sessions = True
     lock_rows = " FOR UPDATE"
     clock = "clock_timestamp()"
-    chains_writes = True
+    has_writable_ctes = True
     bounds_branches = True
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
 
-    def outermost(
+    def begin(
         self,
         connection: BaseDatabaseWrapper,
         wait_seconds: float | None,
         *,
         first: bool,
-        lazily: bool = False,
+        defer_begin: bool = False,
     ) -> AbstractContextManager[float]:
-        """Begin, and bound the waits for rows that others hold; see `Dialect.outermost`."""
-        return _outermost(connection, wait_seconds, first=first, lazily=lazily)
+        """Begin, and bound the waits for rows that others hold; see `Dialect.begin`."""
+        return _own_transaction(connection, wait_seconds, first=first, defer_begin=defer_begin)
 
     def begin_by_hand(self, connection: BaseDatabaseWrapper) -> None:
         """Nothing to do: the driver begins before any statement."""
@@ -146,17 +146,17 @@ class PostgreSQLDialect(Dialect):
     def cursor(self, connection: BaseDatabaseWrapper) -> Any:
         """Open a cursor that sends values apart from the statement, which stays prepared.
 
-        Not through a pooler that gives each transaction another server connection: Django is told
-        of one by ``DISABLE_SERVER_SIDE_CURSORS``.
+        Not through a pooler that gives each transaction another server connection. A project says
+        that it has one by Django's ``DISABLE_SERVER_SIDE_CURSORS``.
         """
         connection.ensure_connection()
         return _cursor(connection)
 
     def post(self, cursor: Any, statement: str, params: Sequence[Any]) -> None:
-        """Send it with whatever comes next: each exchange that is spared is a wait less."""
+        """Send it with the next statement: each exchange that is spared is a wait less."""
         if isinstance(cursor, PreparedCursor):
             cursor.post(statement, params)
-        else:  # Django's, which somebody watches
+        else:  # Django's cursor, for a watcher of the statements
             cursor.execute(statement, params)
 
     def rows(self, count: int, casts: tuple[str, ...]) -> str:
@@ -189,7 +189,7 @@ class PostgreSQLDialect(Dialect):
         returning = f"{statement} RETURNING id"
         if isinstance(cursor, PreparedCursor):
             return [_only_id(row) for row in cursor.execute_each(returning, rows)]
-        # Django's, which somebody watches
+        # Django's cursor, for a watcher of the statements
         return [_only_id((cursor.execute(returning, row) or cursor).fetchone()) for row in rows]
 
     def diagnose(self, error: Exception) -> Trouble:
@@ -218,9 +218,9 @@ class PostgreSQLDialect(Dialect):
         # libpq's own question, which needs no name or password that the server knows.
         return pq.PGconn.ping(make_conninfo(**given).encode()) in _NOT_NOW
 
-    def was_sacrificed(self, error: Exception) -> bool:
+    def is_deadlock_victim(self, error: Exception) -> bool:
         """Read the SQLSTATE: a deadlock, a serialization failure, or a stale statement."""
-        return getattr(error.__cause__, "sqlstate", None) in _SACRIFICED
+        return getattr(error.__cause__, "sqlstate", None) in _UNDONE_FOR_OTHERS
 
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
         """Nothing to do: the server lets no bytes into a text that are none."""
@@ -258,7 +258,7 @@ _TROUBLE_CLASSES: dict[str, Trouble] = {
     "42": "tables",  # no such table or column, another type, or no right to it
     "44": "tables",  # a view's check
     "53": "full",  # no disk, no memory
-    "55": "busy",  # a lock that was not to be had in time
+    "55": "busy",  # a lock that was not free in time
     "57": "lost",  # stopped by an operator or by a restart
     "58": "unknown",  # an I/O error
     "XX": "unknown",  # damage
@@ -270,10 +270,10 @@ _TROUBLES: dict[str, Trouble] = {
     "57014": "busy",  # one statement was stopped, by a timeout or an operator
 }
 
-# Nobody answers, or the server is starting or stopping.
+# There is no answer, or the server is starting or stopping.
 _NOT_NOW: Final = frozenset({pq.Ping.NO_RESPONSE, pq.Ping.REJECT})
 
-_SACRIFICED: Final = frozenset({"40001", "40P01", *STALE})
+_UNDONE_FOR_OTHERS: Final = frozenset({"40001", "40P01", *STALE})
 
 UNIQUE_VIOLATION: Final = "23505"
 
@@ -316,10 +316,10 @@ def _timeout(seconds: float) -> str:
 
 
 @contextmanager
-def _outermost(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+def _own_transaction(
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, defer_begin: bool
 ) -> Iterator[float]:
-    block = _begin(connection, wait_seconds, first=first, lazily=lazily)
+    block = _begin(connection, wait_seconds, first=first, defer_begin=defer_begin)
     try:
         yield 0.0
         if not connection.needs_rollback:
@@ -348,31 +348,31 @@ def _commit(connection: BaseDatabaseWrapper) -> None:
 
 
 def _begin(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, defer_begin: bool
 ) -> AbstractContextManager[Any]:
     """Open the transaction; once more if the connection turns out to be dead.
 
-    A server that was restarted is found out by the first statement, before anything was done; but
-    not here if that is to come with another.
+    The first statement finds out that a server was restarted, before anything was done. It does not
+    do so here if it is to be sent with another.
     """
     fresh = connection.connection is None
-    # Whoever watches the statements, as the query log does, must see Django's BEGIN and COMMIT.
-    brief = first and not is_watched(connection)
-    block = Brief(connection) if brief else transaction.atomic(connection.alias)
+    # A watcher of the statements, such as the query log, must see Django's BEGIN and COMMIT.
+    fast = first and not is_watched(connection)
+    block = FastAtomic(connection) if fast else transaction.atomic(connection.alias)
     block.__enter__()
     try:
-        _open(connection, wait_seconds, first=first, lazily=lazily)
+        _open(connection, wait_seconds, first=first, defer_begin=defer_begin)
     except BaseException as error:
         block.__exit__(*sys.exc_info())
         if fresh or not isinstance(error, OperationalError | InterfaceError):
             raise
         connection.close()
-        return _begin(connection, wait_seconds, first=first, lazily=lazily)
+        return _begin(connection, wait_seconds, first=first, defer_begin=defer_begin)
     return block
 
 
 def _open(
-    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, lazily: bool
+    connection: BaseDatabaseWrapper, wait_seconds: float | None, *, first: bool, defer_begin: bool
 ) -> None:
     with connection.wrap_database_errors:
         cursor = _cursor(connection)
@@ -383,5 +383,5 @@ def _open(
         else:
             statement = numbered(BEGIN_AS_WORKER if first else BOUND_WAITS)
             cursor.post(statement, [_timeout(wait_seconds)], keep=True)
-        if not lazily:
+        if not defer_begin:
             cursor.send()

@@ -27,20 +27,20 @@ class SQLiteDialect(Dialect):
     has_sessions = False
     lock_rows = ""
     clock = "NULL"
-    chains_writes = False
+    has_writable_ctes = False
     bounds_branches = False
     shard = "0"
     freeze_counts = ""
 
-    def outermost(
+    def begin(
         self,
         connection: BaseDatabaseWrapper,
         wait_seconds: float | None,
         *,
         first: bool,
-        lazily: bool = False,
+        defer_begin: bool = False,
     ) -> AbstractContextManager[float]:
-        """Win the gate, then BEGIN IMMEDIATE; see `Dialect.outermost`."""
+        """Win the gate, then BEGIN IMMEDIATE; see `Dialect.begin`."""
         if hasattr(connection, "immediate"):
             block: AbstractContextManager[float] = connection.immediate(wait_seconds, first=first)
             return block
@@ -87,7 +87,7 @@ class SQLiteDialect(Dialect):
         return _rows(count, len(casts))
 
     def lookup(self, column: str, query: str) -> str:
-        """Return nothing: rows are looked up by id, whatever is in a table."""
+        """Return nothing: SQLite always looks rows up by id."""
         return ""
 
     def row(self, casts: tuple[str, ...]) -> str:
@@ -140,8 +140,8 @@ class SQLiteDialect(Dialect):
         """Say so of a file that others hold, and of a full disk."""
         return self.diagnose(error) in ("busy", "full")
 
-    def was_sacrificed(self, error: Exception) -> bool:
-        """Say no: with one writer at a time there is nobody to meet."""
+    def is_deadlock_victim(self, error: Exception) -> bool:
+        """Say no: with one writer at a time there are no deadlocks."""
         return False
 
     def read_anything(self, connection: BaseDatabaseWrapper) -> None:
@@ -158,8 +158,8 @@ class SQLiteDialect(Dialect):
             cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
-# The low byte is the primary result code. After an I/O error a commit may or may not be on disk;
-# a corrupt file or one that cannot be opened is no state to go on from either.
+# The low byte is the primary result code. After an I/O error a commit may or may not be on disk.
+# Work cannot go on with a corrupt file either, or with one that cannot be opened.
 _TROUBLES: dict[int, Trouble] = {
     sqlite3.SQLITE_ERROR: "tables",  # no such table or column, or a statement that does not fit them
     sqlite3.SQLITE_PERM: "tables",
@@ -218,13 +218,13 @@ def _gated(
 
 
 def _let_go(connection: BaseDatabaseWrapper, gate: Gate, permit: Permit) -> None:
-    replaced.note_log(connection, gate)
+    replaced.note_log(connection, gate.note_log)
     permit.release()
 
 
 @contextmanager
 def _immediate(connection: Any) -> Iterator[None]:
-    """Begin with the write lock, whatever mode the project has chosen for its own transactions.
+    """Begin with the write lock, in any mode that the project has chosen for its own transactions.
 
     A deferred transaction that reads first may find, at its first write, that another commit made
     its snapshot stale; SQLite then refuses at once and no timeout helps.

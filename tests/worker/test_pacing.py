@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relay_queue.store.records import Claim
-from relay_queue.worker.pace import Pace
+from relay_queue.worker.pacing import Pace
 from tests import tasks
 from tests.worker.claims import claim_of
 

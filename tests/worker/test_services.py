@@ -1,4 +1,4 @@
-"""Housekeeping between ticks: bites of bounded size, and never in anybody's way."""
+"""Services of a worker: those inside the tick, and housekeeping between ticks in small bites."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from django.db import OperationalError
 from relay_queue import clock as wall_clock
 from relay_queue import store
 from relay_queue.models import BulkAct, Job, QueueMinute, Worker
-from relay_queue.worker import maintenance
-from relay_queue.worker.maintenance import BREATH_SECONDS, INTERVAL_SECONDS, Maintenance
+from relay_queue.worker import services
+from relay_queue.worker import tick as tick_module
+from relay_queue.worker.plan import Done, Plan
+from relay_queue.worker.services import BREATH_SECONDS, INTERVAL_SECONDS, Housekeeper
 from tests.store import actions
 from tests.worker.monotonic import Monotonic, stop_time
 
@@ -33,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Monotonic:
         "RETAIN_CANCELLED_SECONDS": 2 * DAY,
         "RETAIN_DEAD_SECONDS": None,
     }
-    return stop_time(monkeypatch, maintenance)
+    return stop_time(monkeypatch, services)
 
 
 def finish(count: int, state: str, days_ago: float) -> None:
@@ -52,7 +54,7 @@ def _ago(days: float) -> Any:
     return lambda: moment
 
 
-def work_through(chores: Maintenance, clock: Monotonic) -> int:
+def work_through(chores: Housekeeper, clock: Monotonic) -> int:
     """Take bites until the next one is a whole interval away; return how many it took."""
     bites = 0
     while bites < 100:
@@ -65,10 +67,10 @@ def work_through(chores: Maintenance, clock: Monotonic) -> int:
 
 
 def test_the_first_bite_is_neither_at_once_nor_at_the_same_time_for_all(clock: Monotonic) -> None:
-    times = {Maintenance().next_at - clock.now for _ in range(20)}
+    times = {Housekeeper().next_at - clock.now for _ in range(20)}
     assert min(times) >= INTERVAL_SECONDS / 2
     assert len(times) > 10
-    assert not Maintenance().due()
+    assert not Housekeeper().due()
 
 
 def test_finished_jobs_are_kept_as_long_as_the_settings_say(clock: Monotonic) -> None:
@@ -76,7 +78,7 @@ def test_finished_jobs_are_kept_as_long_as_the_settings_say(clock: Monotonic) ->
         finish(1, state, days_ago=1.5)
         finish(1, state, days_ago=2.5)
     finish(1, "succeeded", days_ago=0.5)
-    work_through(Maintenance(), clock)
+    work_through(Housekeeper(), clock)
     kept = sorted(Job.objects.values_list("state", flat=True))
     assert kept == ["cancelled", "dead", "dead", "succeeded"]
     actions.assert_counters_exact()
@@ -94,7 +96,7 @@ def test_old_minutes_workers_and_bulk_acts_go_too_and_the_young_stay(clock: Mono
                 str(days), "cancel", None, "", "", "", "", 1, 1, "1", "ada", "admin"
             )
             actions.do(store.finish_bulk, actions.do(store.start_bulk, bulk))
-    work_through(Maintenance(), clock)
+    work_through(Housekeeper(), clock)
     assert QueueMinute.objects.count() == 1
     assert [worker.incarnation for worker in Worker.objects.all()] == [f"{1:032x}"]
     assert [bulk.nonce for bulk in BulkAct.objects.all()] == ["1"]
@@ -103,9 +105,9 @@ def test_old_minutes_workers_and_bulk_acts_go_too_and_the_young_stay(clock: Mono
 def test_a_lot_is_deleted_in_bites_with_a_breath_between(
     clock: Monotonic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "BITE_ROWS", 3)
+    monkeypatch.setattr(services, "BITE_ROWS", 3)
     finish(10, "succeeded", days_ago=2)
-    chores = Maintenance()
+    chores = Housekeeper()
     sizes = []
     for _ in range(4):
         clock.now = chores.next_at
@@ -118,7 +120,7 @@ def test_a_lot_is_deleted_in_bites_with_a_breath_between(
 
 
 def test_after_the_last_chore_it_rests_and_then_begins_again(clock: Monotonic) -> None:
-    chores = Maintenance()
+    chores = Housekeeper()
     assert work_through(chores, clock) > 1
     rest = chores.next_at - clock.now
     assert 0.75 * INTERVAL_SECONDS <= rest <= 1.25 * INTERVAL_SECONDS
@@ -131,7 +133,7 @@ def test_a_database_that_is_busy_is_left_alone_until_the_next_time(
     clock: Monotonic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(1, "succeeded", days_ago=2)
-    chores = Maintenance()
+    chores = Housekeeper()
     clock.now = chores.next_at
     with monkeypatch.context() as broken:
         broken.setattr(store, "prune", _busy)
@@ -140,6 +142,63 @@ def test_a_database_that_is_busy_is_left_alone_until_the_next_time(
     assert chores.next_at - clock.now >= 0.75 * INTERVAL_SECONDS
     work_through(chores, clock)
     assert not Job.objects.exists()
+
+
+class Fire:
+    """A service that enqueues a job whenever it is due, as a schedule does."""
+
+    step = "fire schedules"
+    point = None
+
+    def __init__(self, error: Exception | None = None, *, due: bool = True) -> None:
+        self.error = error
+        self.is_due = due
+
+    def due(self, _plan: Plan) -> bool:
+        return self.is_due
+
+    def serve(
+        self, tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | None
+    ) -> int:
+        store.enqueue(tx, actions.job())
+        if self.error is not None:
+            raise self.error
+        return 1
+
+
+def ticked(monkeypatch: pytest.MonkeyPatch, service: Fire, *, careful: bool = False) -> Done:
+    """Tick with one more service, and claim what there is."""
+    with monkeypatch.context() as plugged:
+        plugged.setattr(tick_module, "IN_TICK", (*services.IN_TICK, service))
+        plan = Plan(actions.register(), list, lambda: 5, queues=["default"], careful=careful)
+        return tick_module.tick(plan)
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_what_a_service_makes_ready_is_claimed_in_the_same_commit(
+    monkeypatch: pytest.MonkeyPatch, careful: bool
+) -> None:
+    actions.enqueue()  # so that the queue is known
+    done = ticked(monkeypatch, Fire(), careful=careful)
+    assert (len(done.claims), done.moved, done.faults) == (2, 1, {})
+    assert Fire.step in done.tried
+
+
+def test_a_service_that_is_not_due_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = ticked(monkeypatch, Fire(due=False))
+    assert (done.moved, Fire.step in done.tried, Job.objects.count()) == (0, False, 0)
+
+
+def test_a_service_that_fails_undoes_the_tick_and_in_a_careful_one_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actions.enqueue()
+    wrong = Fire(ValueError("no such schedule"))
+    with pytest.raises(ValueError, match="no such schedule"):
+        ticked(monkeypatch, wrong)
+    assert [job.state for job in Job.objects.all()] == ["ready"]
+    done = ticked(monkeypatch, wrong, careful=True)
+    assert (list(done.faults), len(done.claims), done.moved) == ([Fire.step], 1, 0)
 
 
 def _busy(*_: object) -> int:

@@ -10,7 +10,8 @@ import pytest
 
 from relay_queue.context import GRACE_SECONDS, JobContext
 from relay_queue.store.records import Claim
-from relay_queue.worker.held import Held, Leases
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.leases import Leases
 from tests import tasks
 from tests.worker.claims import claim_of
 
@@ -27,12 +28,12 @@ def grant(leases: Leases, deadline: float | None = None, **changes: Any) -> Clai
     claim = replace(claim_of(tasks.noop), **changes)
     context = JobContext.of(claim)
     context.deadline = deadline
-    leases.grant(claim, context, SINCE)
+    leases.add(Attempt(claim, context, SINCE + claim.lease_seconds))
     return claim
 
 
-def ids(held: list[Held]) -> list[int]:
-    return [each.claim.lease_id for each in held]
+def ids(attempts: list[Attempt]) -> list[int]:
+    return [each.claim.lease_id for each in attempts]
 
 
 def test_a_lease_is_renewed_when_half_of_it_is_over(leases: Leases) -> None:
@@ -53,22 +54,22 @@ def test_neighbours_that_are_nearly_due_are_renewed_in_the_same_write(leases: Le
 def test_a_renewed_lease_lasts_from_the_moment_it_was_wanted(leases: Leases) -> None:
     claim = grant(leases, lease_seconds=60)
     leases.renewed([claim.lease_id], SINCE + 40)
-    assert leases.gone(SINCE + 99.9) == []
-    assert ids(leases.gone(SINCE + 100)) == [claim.lease_id]
+    assert leases.expired(SINCE + 99.9) == []
+    assert ids(leases.expired(SINCE + 100)) == [claim.lease_id]
 
 
 def test_a_lease_that_was_not_renewed_is_gone_at_its_end(leases: Leases) -> None:
     claim = grant(leases, lease_seconds=1)
-    assert leases.gone(SINCE + 0.9) == []
-    assert ids(leases.gone(SINCE + 1)) == [claim.lease_id]
+    assert leases.expired(SINCE + 0.9) == []
+    assert ids(leases.expired(SINCE + 1)) == [claim.lease_id]
 
 
 def test_a_function_is_overdue_at_its_deadline_and_one_without_is_never(leases: Leases) -> None:
     grant(leases)
     claim = grant(leases, deadline=SINCE + 5)
     limit = SINCE + 5 + GRACE_SECONDS  # a function that heeds its deadline says so itself
-    assert leases.overdue(limit - 0.01) == []
-    assert ids(leases.overdue(limit)) == [claim.lease_id]
+    assert leases.past_timeout(limit - 0.01) == []
+    assert ids(leases.past_timeout(limit)) == [claim.lease_id]
     assert leases.next_event(SINCE) == limit
 
 
@@ -78,7 +79,11 @@ def test_a_lease_that_was_dropped_is_neither_renewed_nor_overdue(leases: Leases)
     assert dropped is not None
     assert dropped.claim is claim
     assert leases.drop(claim.lease_id) is None
-    assert leases.overdue(SINCE + 1) == leases.to_renew(SINCE + 999) == leases.gone(SINCE + 999)
+    assert (
+        leases.past_timeout(SINCE + 1)
+        == leases.to_renew(SINCE + 999)
+        == leases.expired(SINCE + 999)
+    )
     assert (leases.next_event(SINCE + 1_000), len(leases), leases.ids()) == (None, 0, set())
 
 
@@ -104,11 +109,11 @@ def test_a_clock_that_may_start_at_any_moment_is_looked_at_in_time(leases: Lease
     (held,) = leases
     held.context.waits = True
     began = monotonic()
-    assert leases.overdue(began + 1e9) == []
+    assert leases.past_timeout(began + 1e9) == []
     latest = leases.next_event(began)
     assert latest is not None
     assert latest <= monotonic() + 2.0
     held.context.start_clock(2.0)
     assert held.context.deadline is not None
     assert held.context.deadline >= latest
-    assert ids(leases.overdue(monotonic() + 3.0)) == [claim.lease_id]
+    assert ids(leases.past_timeout(monotonic() + 3.0)) == [claim.lease_id]

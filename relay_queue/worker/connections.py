@@ -1,9 +1,11 @@
-"""What is put right in a thread between two task functions: its database connections.
+"""What is reset in a thread between two task functions: its database connections.
 
-Not restored, because a thread cannot know who else relies on it: the working directory, the
-environment, ``sys.path``, the locale of the C library, ``threading.local``, threads and processes that
-a function started. For the connections of other threads see `relay_queue.worker.threads`. Context variables, which Django keeps the active language and time zone in, need no
-restoring: each function runs in a copy of the context.
+Some state is not reset, because other threads may rely on it: the working directory, the
+environment, ``sys.path``, the locale of the C library, ``threading.local``, threads and processes
+that a function started. For the connections of other threads see `relay_queue.worker.threads`.
+
+Context variables need no reset: each job runs in a copy of the context, its signals included.
+Django keeps the active language and time zone in them.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ logger = logging.getLogger(__name__)
 def close_connections() -> list[str]:
     """Close this thread's connections, in whatever state they are. Never raises.
 
-    The next use of an alias opens a new one, whatever ``CONN_MAX_AGE`` says: a session has more
-    state than anybody can put back. A search path, a role, a time zone, a read-only mode, temporary
-    tables and advisory locks would all be found by the next function. Returns the aliases of those
+    The next use of an alias opens a new one, whatever ``CONN_MAX_AGE`` says: the state of a session
+    cannot be reset as a whole. The next function would find the search path, role, time zone,
+    read-only mode, temporary tables and advisory locks of this one. Returns the aliases of those
     whose transaction was still open: what was written there is not committed.
     """
     return [c.alias for c in connections.all(initialized_only=True) if _close(c)]

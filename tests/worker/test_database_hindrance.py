@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError
 
-from relay_queue.worker.hindrance import MAX_PAUSE_SECONDS, Hindrance
+from relay_queue.worker.database import MAX_PAUSE_SECONDS, Hindrance
 
 ERROR = IntegrityError("no\nDETAIL:  Failing row contains (7, secret).")
 

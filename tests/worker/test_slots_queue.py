@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from relay_queue.worker.line import Line
+from relay_queue.worker.slots import WorkQueue
 from tests.conftest import wait_until
 
 
 def test_entries_come_out_in_order() -> None:
-    line: Line[int] = Line()
+    line: WorkQueue[int] = WorkQueue()
     for number in range(5):
         line.put(number)
     assert line
@@ -18,7 +18,7 @@ def test_entries_come_out_in_order() -> None:
 
 
 def test_every_entry_is_taken_once_however_many_threads_take() -> None:
-    line: Line[int | None] = Line()
+    line: WorkQueue[int | None] = WorkQueue()
     taken: list[int] = []
 
     def serve() -> None:
@@ -38,7 +38,7 @@ def test_every_entry_is_taken_once_however_many_threads_take() -> None:
 
 
 def test_an_entry_that_blocks_does_not_hold_up_the_next() -> None:
-    line: Line[int] = Line()
+    line: WorkQueue[int] = WorkQueue()
     release = threading.Event()
     taken: list[int] = []
 

@@ -14,11 +14,10 @@ from relay_queue import conf
 from relay_queue.db.filename import make_all_absolute
 from relay_queue.db.inherited import keep_from_children
 from relay_queue.store.dialects import dialect_for
+from relay_queue.worker.database import SLICE_SECONDS, Outage
 from relay_queue.worker.identity import NO_ROOM, Identity, register
 from relay_queue.worker.loop import Loop
 from relay_queue.worker.options import WorkerOptions
-from relay_queue.worker.outage import Outage
-from relay_queue.worker.tick import SLICE_SECONDS
 from relay_queue.worker.waiting import Waiting
 
 logger = logging.getLogger("relay_queue.worker")
@@ -38,9 +37,9 @@ def run(options: WorkerOptions, control: int) -> int:
         # SIG_IGN: programs that task functions start would inherit that.
         signal.signal(number, lambda *_: None)
     make_all_absolute(connections.all())  # before a function can change the working directory
-    # A receiver of the start may have used it, and left it in whatever state.
+    # A receiver of the start may have used a connection, and left it in whatever state.
     connections.close_all()
-    connection_created.connect(_keep_from_children, dispatch_uid="relay_queue.worker.service")
+    connection_created.connect(_keep_from_children, dispatch_uid="relay_queue.worker.main")
     waiting = Waiting(control)
     identity = _join(options, waiting)
     if identity is None:
@@ -51,8 +50,8 @@ def run(options: WorkerOptions, control: int) -> int:
     try:
         return loop.run()
     finally:
-        # The lock is the proof of our death. Whoever leaves open leases behind must leave it, too:
-        # it drops with the process, and the next prober ends the leases at once.
+        # The lock is the proof of our death. A process that leaves open leases behind must leave it,
+        # too: it drops with the process, and the next prober ends the leases at once.
         identity.retire(keep_lock=not loop.left)
 
 

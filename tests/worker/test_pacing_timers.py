@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from relay_queue.worker import timers
-from relay_queue.worker.timers import (
+from relay_queue.worker import pacing
+from relay_queue.worker.pacing import (
     HEARTBEAT_SECONDS,
     PROBE_SECONDS,
     QUIET_SECONDS,
@@ -24,7 +24,7 @@ POLL_SECONDS = 60.0
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Monotonic:
     settings.RELAY = {"POLL_SECONDS": POLL_SECONDS}
-    return stop_time(monkeypatch, timers)
+    return stop_time(monkeypatch, pacing)
 
 
 @pytest.fixture
@@ -145,10 +145,10 @@ def test_statistics_are_written_soon_if_there_are_any_and_the_heartbeat_in_any_c
     rested: Timers, clock: Monotonic
 ) -> None:
     assert not rested.write_due(dirty=True)
-    clock.advance(timers.FLUSH_SECONDS)
+    clock.advance(pacing.FLUSH_SECONDS)
     assert rested.write_due(dirty=True)
     assert not rested.write_due(dirty=False)
-    clock.advance(HEARTBEAT_SECONDS - timers.FLUSH_SECONDS)
+    clock.advance(HEARTBEAT_SECONDS - pacing.FLUSH_SECONDS)
     assert rested.write_due(dirty=False)
     rested.written()
     assert not rested.write_due(dirty=True)

@@ -12,9 +12,16 @@ import pytest
 from relay_queue.query import looks, reads
 from relay_queue.query.looks import OtherWorker
 from relay_queue.store.workers import RESTART_GRACE_SECONDS, lock_key
-from relay_queue.worker import siblings as module
-from relay_queue.worker.liveness import LivenessLock, LockIdentity, Probe, probe
-from relay_queue.worker.siblings import CONFIRM_SECONDS, WATCHED, DeadSiblings
+from relay_queue.worker import liveness as module
+from relay_queue.worker.liveness import (
+    CONFIRM_SECONDS,
+    WATCHED,
+    DeadWorkers,
+    LivenessLock,
+    LockIdentity,
+    Probe,
+    probe,
+)
 from tests.store.actions import register
 
 ONE = OtherWorker(1, "a" * 32, None, None, True)
@@ -62,7 +69,7 @@ def test_a_worker_whose_row_was_altered_is_judged_by_nobody_and_hides_no_other(
 ) -> None:
     altered = OtherWorker(9, "no hex", None, None, True)
     monkeypatch.setattr(looks, "live_workers", lambda but: [altered, TWO])
-    dead = DeadSiblings()
+    dead = DeadWorkers()
     free.add(lock_key(TWO.incarnation) or 0)
     for _ in range(2):
         dead.find("default", 0)
@@ -71,7 +78,7 @@ def test_a_worker_whose_row_was_altered_is_judged_by_nobody_and_hides_no_other(
 
 
 def test_a_lock_must_be_seen_free_twice(free: set[int], advance: Callable[[float], None]) -> None:
-    dead = DeadSiblings()
+    dead = DeadWorkers()
     free.add(lock_key(TWO.incarnation))
     dead.find("default", 0)
     assert (list(dead.suspects), dead.probes) == ([2], {})
@@ -83,7 +90,7 @@ def test_a_lock_must_be_seen_free_twice(free: set[int], advance: Callable[[float
 def test_a_worker_that_takes_its_lock_again_is_a_suspect_no_more(
     free: set[int], advance: Callable[[float], None]
 ) -> None:
-    dead = DeadSiblings()
+    dead = DeadWorkers()
     free.add(lock_key(ONE.incarnation))
     dead.find("default", 0)
     free.clear()
@@ -97,10 +104,10 @@ def test_a_worker_that_takes_its_lock_again_is_a_suspect_no_more(
 def test_after_a_loss_of_our_own_nobody_is_judged_for_a_while(
     free: set[int], advance: Callable[[float], None]
 ) -> None:
-    dead = DeadSiblings()
+    dead = DeadWorkers()
     free.update((lock_key(ONE.incarnation), lock_key(TWO.incarnation)))
     dead.find("default", 0)
-    dead.doubt()
+    dead.suspend_judgement()
     for _ in range(9):
         advance(RESTART_GRACE_SECONDS / 10)
         dead.find("default", 0)
@@ -136,7 +143,7 @@ class Crowd:
         for worker_id, lock in self.locks.items():
             if lock._descriptor is None or lock._descriptor.number < 0:
                 continue
-            dead = DeadSiblings()
+            dead = DeadWorkers()
             dead.find("default", worker_id)
             for other in dead.probes:
                 found.setdefault(other, []).append(worker_id)

@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: fork, the control channel, the end.
+"""The worker processes as their supervisor sees them: signals, fork, the control channel, the end.
 
 Nothing here decides when to start or to stop a process; that is ``supervisor.py``.
 """
@@ -13,11 +13,79 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from types import FrameType, TracebackType
+from typing import NoReturn, Protocol, Self
 
+from relay_queue.startup import STOP_SIGNALS
 from relay_queue.worker import lifetime
 from relay_queue.worker.options import ANSWERED, DISMISSED, READY, WAITS, WorkerOptions
-from relay_queue.worker.signalling import WATCHED_SIGNALS, become_worker
+
+WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
+"""Signals that a supervisor waits for."""
+
+
+def leave_to_supervisor(number: int, frame: FrameType | None) -> None:
+    """Do nothing on a signal that went to the whole group: the order to stop comes by pipe."""
+
+
+def become_worker(signal_mask: Iterable[int]) -> None:
+    """Undo in a forked child what `SignalSource` did, and let go of the signals it held back.
+
+    ``signal_mask`` are the signals that were blocked before the fork.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in STOP_SIGNALS:
+        # Not SIG_IGN: programs started by task functions would inherit that, and could then not
+        # be stopped. A signal that was ignored before, as under nohup, stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave_to_supervisor)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+
+
+class SignalSource:
+    """The signals that a supervisor waits for, as something to select on. Main thread only.
+
+    Handlers and the wake-up descriptor are put back at the end of the ``with`` block.
+    """
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._handlers_before = {
+            number: signal.signal(number, leave_to_supervisor)
+            for number in WATCHED_SIGNALS
+            # What the parent has ignored, as nohup does, stays so. The ends of children count.
+            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable on a signal."""
+        return self._reader.fileno()
+
+    def read(self) -> bytes:
+        """Return the numbers of the signals that came, one byte each."""
+        return self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Close the descriptors, without touching the handlers."""
+        self._reader.close()
+        self._writer.close()
+
 
 logger = logging.getLogger("relay_queue.supervisor")
 
@@ -95,7 +163,7 @@ def reap() -> dict[int, int]:
     """Reap every child that has ended: process id to exit code, or to the negated signal.
 
     Not only workers: as process 1 of a container, the supervisor becomes the parent of whatever
-    task functions left behind, and nobody else would reap that.
+    task functions left behind, which no other process would reap.
     """
     ended = {}
     with contextlib.suppress(ChildProcessError):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from relay_queue.db.gate import Holder, gate_for
-from relay_queue.worker import gatewatch
-from relay_queue.worker.gatewatch import GateWatch
+from relay_queue.worker import watchdog
+from relay_queue.worker.watchdog import GateWatch
 from tests.conftest import ROOT
 
 HOLD = """
@@ -33,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(gatewatch, "time", clock)
+    monkeypatch.setattr(watchdog, "time", clock)
     return clock
 
 

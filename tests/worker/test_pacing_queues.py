@@ -1,4 +1,4 @@
-"""What a loop makes of a ring: a claim at once, or first a glance at the tables."""
+"""What a loop makes of a ring: a claim at once, or first a check at the tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from django.db import OperationalError
 
 from relay_queue import clock, store
 from relay_queue.query import looks
-from relay_queue.worker import timers
-from relay_queue.worker.listening import Listening
+from relay_queue.worker import pacing
 from relay_queue.worker.options import WorkerOptions
-from relay_queue.worker.pace import Pace
-from relay_queue.worker.timers import Timers
+from relay_queue.worker.pacing import Pace, QueueWatch, Timers
 from relay_queue.worker.waiting import Woken
 from tests import tasks
 from tests.store.actions import claim, do
@@ -36,21 +34,21 @@ class Rig:
     def __init__(self) -> None:
         options = WorkerOptions("unit", None, (), None, 2, None, 5.0, False, None)
         self.pace, self.timers = Pace(), Timers()
-        self.listening = Listening(options, self.pace, self.timers)
-        assert self.listening.read(may_claim_at_once=True), "a new loop looks"
+        self.watch = QueueWatch(options, self.pace, self.timers)
+        assert self.watch.read(may_claim_at_once=True), "a new loop looks"
         self.pace.more = False
         self.timers.probed()
         self.timers.written()
 
     def ring(self, *, idle: bool = True) -> bool:
         """Ring, and return whether the tables were read because of it."""
-        self.listening.hear(Woken(rung=True))
+        self.watch.note(Woken(rung=True))
         return self.turn(idle=idle)
 
     def turn(self, *, idle: bool = True) -> bool:
         """Take another turn without a ring."""
-        self.listening.hear(Woken())
-        return self.listening.read(may_claim_at_once=idle)
+        self.watch.note(Woken())
+        return self.watch.read(may_claim_at_once=idle)
 
     def learn(self, found: int) -> None:
         """Let a claim for one job find that many, and run out of jobs."""
@@ -60,31 +58,31 @@ class Rig:
 @pytest.fixture
 def rig(settings: Any, monkeypatch: pytest.MonkeyPatch, each_engine: None) -> Rig:
     for name in ("PROBE_SECONDS", "HEARTBEAT_SECONDS"):
-        monkeypatch.setattr(timers, name, 300.0)
+        monkeypatch.setattr(pacing, name, 300.0)
     settings.RELAY = {**settings.RELAY, "POLL_SECONDS": 300.0}
     tasks.noop.enqueue()
     claim(1)
     return Rig()
 
 
-def test_an_idle_loop_answers_a_ring_by_a_claim_and_glances_in_the_turn_behind(rig: Rig) -> None:
+def test_an_idle_loop_answers_a_ring_by_a_claim_and_checks_in_the_turn_behind(rig: Rig) -> None:
     assert not rig.ring()
-    assert (rig.pace.more, rig.listening.owes_glance) == (True, True)
+    assert (rig.pace.more, rig.watch.check_due) == (True, True)
     rig.learn(1)
     assert rig.turn()
-    assert (rig.pace.more, rig.listening.owes_glance) == (False, False)
-    assert not rig.turn(), "one ring, one glance"
+    assert (rig.pace.more, rig.watch.check_due) == (False, False)
+    assert not rig.turn(), "one ring, one check"
 
 
-def test_a_loop_that_runs_functions_glances_first(rig: Rig) -> None:
+def test_a_loop_that_runs_functions_checks_first(rig: Rig) -> None:
     assert rig.ring(idle=False)
-    assert (rig.pace.more, rig.listening.owes_glance) == (False, False)
+    assert (rig.pace.more, rig.watch.check_due) == (False, False)
     tasks.noop.enqueue()
     assert rig.ring(idle=False)
     assert rig.pace.more
 
 
-def test_after_a_claim_in_vain_a_loop_glances_first_until_a_claim_finds_something(rig: Rig) -> None:
+def test_after_a_claim_in_vain_a_loop_checks_first_until_a_claim_finds_something(rig: Rig) -> None:
     rig.ring()
     rig.learn(0)
     rig.turn()
@@ -115,10 +113,10 @@ def test_a_ring_between_claim_and_glance_is_answered_by_that_glance(rig: Rig) ->
 def test_a_queue_that_was_not_there_before_is_found_by_the_glance(rig: Rig) -> None:
     tasks.noop.using(queue_name="new").enqueue()
     rig.ring()
-    assert rig.listening.queues == ["default"]
+    assert rig.watch.queues == ["default"]
     rig.learn(0)
     rig.turn()
-    assert rig.listening.queues == ["default", "new"]
+    assert rig.watch.queues == ["default", "new"]
     assert rig.pace.more
 
 
@@ -159,6 +157,6 @@ def test_a_glance_that_failed_is_made_again(rig: Rig, monkeypatch: pytest.Monkey
         broken.setattr(looks, "ready_queues", fail)
         with pytest.raises(OperationalError):
             rig.turn()
-    assert rig.listening.owes_glance
+    assert rig.watch.check_due
     assert rig.turn()
     assert not rig.turn()

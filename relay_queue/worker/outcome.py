@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -16,10 +15,8 @@ from typing import Any
 from relay_queue import conf
 from relay_queue.backoff import MAX_DELAY_SECONDS
 from relay_queue.compat import normalize_json
-from relay_queue.context import JobContext
 from relay_queue.exceptions import (
     Cancelled,
-    Fatal,
     InvalidJob,
     PayloadError,
     Retry,
@@ -29,6 +26,7 @@ from relay_queue.exceptions import (
 )
 from relay_queue.payload import clean_text, encode_result, is_bounded
 from relay_queue.store.records import Claim, Settlement
+from relay_queue.worker.attempt import Attempt
 
 MAX_CLASS_PATH_CHARS = 255
 """The column that holds the path of an exception's class."""
@@ -40,26 +38,10 @@ class NotBegun(Exception):
     """The function did not begin, for a reason that is not the job's: it goes back uncharged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Which exceptions a task tries again. See `relay_queue.task.RelayTask`."""
-
-    retry_on: tuple[type[BaseException], ...] = ()
-    fatal_on: tuple[type[BaseException], ...] = ()
-
-    def are_fatal(self, kind: type[BaseException]) -> bool:
-        """Say whether an exception of this class ends the job."""
-        # Not isinstance: it believes an instance that lies about its __class__.
-        if issubclass(kind, (Fatal, *self.fatal_on)):
-            return True
-        again = (Retry, Cancelled, TimedOut, *self.retry_on)
-        return bool(self.retry_on) and not issubclass(kind, again)
-
-
 def success(claim: Claim, value: object) -> Settlement:
     """Return the ack with the function's result. Raises `PayloadError` if it cannot be stored."""
     if value is None:
-        return Settlement("ack", claim.lease_id, claim.token, "null")
+        return claim.settlement("ack", "null")
     settings = conf.get()
     size, depth = settings.max_result_bytes, settings.max_payload_depth
     encode = partial(encode_result, max_bytes=size, max_depth=depth)
@@ -68,7 +50,7 @@ def success(claim: Claim, value: object) -> Settlement:
     except PayloadError as refused:
         # What the framework takes besides JSON types: other sequences and mappings, bytes.
         text = encode(_normal(value, refused, size, depth))
-    return Settlement("ack", claim.lease_id, claim.token, text)
+    return claim.settlement("ack", text)
 
 
 def _normal(value: object, refused: PayloadError, max_items: int, max_depth: int) -> object:
@@ -80,30 +62,31 @@ def _normal(value: object, refused: PayloadError, max_items: int, max_depth: int
     raise refused
 
 
-def failure(claim: Claim, context: JobContext, rules: Rules, error: BaseException) -> Settlement:
+def failure(attempt: Attempt, error: BaseException) -> Settlement:
     """Return what the function asked for by raising ``error``: nack or snooze. Never raises.
 
     A function that could not begin asks for nothing: its job is released.
     """
-    kind = type(error)
+    claim, kind = attempt.claim, type(error)
     try:
         if issubclass(kind, Snooze):
             seconds = _delay_seconds("Snooze", error.seconds)  # type: ignore[attr-defined]
-            return Settlement("snooze", claim.lease_id, claim.token, delay_seconds=seconds)
-        told = describe(claim, error)
+            return claim.settlement("snooze", delay_seconds=seconds)
+        settlement = describe(claim, error)
         if kind is NotBegun:
-            return replace(told, verb="release", error="", traceback="")
-        told.timed_out = issubclass(kind, TimedOut) or (
-            issubclass(kind, Cancelled) and context.timed_out
+            return claim.settlement("release", message=settlement.message)
+        settlement.timed_out = issubclass(kind, TimedOut) or (
+            issubclass(kind, Cancelled) and attempt.context.timed_out
         )
-        told.fatal = rules.are_fatal(kind)
+        settlement.fatal = attempt.plan.rules.are_fatal(kind)
         if issubclass(kind, Retry):
-            told.delay_seconds = _delay_seconds("Retry", error.after_seconds)  # type: ignore[attr-defined]
+            seconds = _delay_seconds("Retry", error.after_seconds)  # type: ignore[attr-defined]
+            settlement.delay_seconds = seconds
     except InvalidJob as wrong:
         return describe(claim, wrong)
     except BaseException:  # noqa: BLE001 - code of the exception's class may raise anything
         return describe(claim, error)
-    return told
+    return settlement
 
 
 def describe(claim: Claim, error: BaseException, *, fatal: bool = False) -> Settlement:
@@ -115,10 +98,8 @@ def describe(claim: Claim, error: BaseException, *, fatal: bool = False) -> Sett
     room = settings.max_error_chars - len(name) - len(": ")
     text = " ".join(clean_text(error, room).split())
     message = f"{name}: {text}" if text else name
-    return Settlement(
+    return claim.settlement(
         "nack",
-        claim.lease_id,
-        claim.token,
         error=path,
         message=clean_text(message, settings.max_error_chars),
         traceback=clean_text(_format(error), settings.max_traceback_chars),
@@ -126,12 +107,12 @@ def describe(claim: Claim, error: BaseException, *, fatal: bool = False) -> Sett
     )
 
 
-def uncommitted(claim: Claim, told: Settlement, aliases: Sequence[str]) -> Settlement:
-    """Return ``told``, or a nack if it is an ack although the function's writes are gone.
+def uncommitted(claim: Claim, settlement: Settlement, aliases: Sequence[str]) -> Settlement:
+    """Return ``settlement``, or a nack if it is an ack although the function's writes are gone.
 
     ``aliases`` are the connections that it left in a transaction, which was rolled back.
     """
-    return describe(claim, left_open(aliases)) if told.verb == "ack" else told
+    return describe(claim, left_open(aliases)) if settlement.verb == "ack" else settlement
 
 
 def left_open(aliases: Sequence[str]) -> RuntimeError:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from relay_queue.worker import outage
-from relay_queue.worker.outage import Outage
+from relay_queue.worker import database
+from relay_queue.worker.database import Outage
 from tests.worker.monotonic import Monotonic, stop_time
 
 logger = logging.getLogger("relay_queue.worker")
@@ -15,7 +15,7 @@ logger = logging.getLogger("relay_queue.worker")
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Monotonic:
-    return stop_time(monkeypatch, outage)
+    return stop_time(monkeypatch, database)
 
 
 def test_an_absence_is_said_at_once_and_then_ever_more_rarely(
