@@ -43,7 +43,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class ReadingAdmin(ModelAdmin):
-    """A page whose rows are shown to those with the view permission, and changed by nobody.
+    """A page that shows rows to those with the view permission, and changes none.
 
     The store alone writes the tables, so no form adds, changes or deletes a row.
     """
@@ -106,15 +106,15 @@ class ReadingAdmin(ModelAdmin):
         return super().get_queryset(request).using(conf.get().database)
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody may add a row."""
+        """Refuse: the store alone adds rows."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody may change a row."""
+        """Refuse: the store alone changes rows."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody may delete a row."""
+        """Refuse: the store alone deletes rows."""
         return False
 
 

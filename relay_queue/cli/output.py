@@ -237,7 +237,7 @@ def _console(stream: TextIO, color: bool) -> Console | None:
         from rich.console import Console
     except ModuleNotFoundError:
         return None
-    # Rich reads NO_COLOR by itself when it is not told.
+    # Rich reads NO_COLOR by itself if the argument is None.
     return Console(file=stream, highlight=False, no_color=None if color else True)
 
 

@@ -34,7 +34,7 @@ MINUTE: Final = timedelta(minutes=1)
 
 @admin.register(Dashboard)
 class DashboardAdmin(ReadingAdmin):
-    """A page of its own in place of a list, for whoever may view the dashboard."""
+    """A page of its own in place of a list, for those who may view the dashboard."""
 
     class Media:
         """The style sheet and the refreshing script of this page."""
