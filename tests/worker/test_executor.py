@@ -187,7 +187,7 @@ def test_result_that_comes_after_the_deadline_is_still_told() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["os.system", "tests.tasks.plain", "tests.tasks.removed", "nowhere.add", "tests.tasks.alias"],
+    ["os.system", "tests.tasks.plain", "tests.tasks.removed", "nowhere.add"],
 )
 def test_paths_that_are_no_task_are_fatal_and_nothing_is_called(path: str) -> None:
     settlement = run(stored_call(path, '{"args":["true"],"kwargs":{}}')).settlement
