@@ -378,6 +378,53 @@ def test_the_log_says_whether_a_failure_will_be_tried_again(
 
 
 # --- Coroutines ----------------------------------------------------------------------------
+def own_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
+    """Return what Relay's own lines said: level, text, and whether a traceback came along."""
+    return [
+        (record.levelname, record.getMessage(), bool(record.exc_info))
+        for record in caplog.records
+        if record.name.startswith("relay_queue.")
+    ]
+
+
+@pytest.mark.parametrize("framework_logs", [True, False])
+@pytest.mark.parametrize(
+    ("function", "attempts_left", "why"),
+    [
+        (tasks.fail, 0, "attempt 1 was its last: ValueError: no"),
+        (tasks.fail_async, 0, "attempt 1 was its last: ValueError: no"),
+        (tasks.fatal, 2, "its failure is fatal: Fatal: give up"),
+    ],
+)
+def test_the_log_has_one_error_with_the_last_failure_of_a_job(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    function: Any,
+    attempts_left: int,
+    why: str,
+    framework_logs: bool,
+) -> None:
+    monkeypatch.setattr(signals.logger, "disabled", not framework_logs)
+    claim = dataclasses.replace(claim_of(function), attempts_left=attempts_left)
+    assert run(claim).settlement.told
+    level = "WARNING" if framework_logs else "ERROR"
+    line = f"job {claim.job_id} will not be tried again, since {why}"
+    assert own_lines(caplog) == [(level, line, not framework_logs)]
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert errors[0].exc_info
+
+
+def test_a_job_that_can_never_run_is_an_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    claim = stored_call("tests.tasks.removed", '{"args":[],"kwargs":{}}')
+    assert run(claim).settlement.told
+    ((level, line, has_traceback),) = own_lines(caplog)
+    assert (level, has_traceback) == ("ERROR", True)
+    assert line.startswith(
+        f"job {claim.job_id} will not be tried again, since its failure is fatal: UnknownTask: "
+    )
+
+
 
 
 def test_coroutine_function_runs_to_its_result() -> None:
