@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 from django.dispatch import Signal
-from django.utils.log import RequireDebugTrue
+from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 from relay_queue.compat import AnyResult, BaseTaskBackend, signals
 
@@ -44,6 +44,13 @@ def finished(
         _send(signals.task_finished, sender, result, facts)
 
 
+def logs_failures() -> bool:
+    """Whether the framework's own receiver writes an ERROR line about a final failure into a log."""
+    receivers = signals.task_finished.receivers
+    connected = any(receiver[0][0] == id(signals.log_task_finished) for receiver in receivers)
+    return connected and _is_in_a_log(signals.logger, logging.ERROR)
+
+
 def _is_heard(signal: Signal, log_receiver: Callable[..., Any], level: int) -> bool:
     receivers = signal.receivers
     if len(receivers) == 1 and receivers[0][0][0] == id(log_receiver):
@@ -63,6 +70,17 @@ def _is_written(logger: logging.Logger, level: int) -> bool:
     if level >= logging.WARNING or logger.filters or not _calls_handlers_only(logger):
         return True
     return any(h.level <= level and not _drops_all(h) for h in _handlers(logger))
+
+
+def _is_in_a_log(logger: logging.Logger, level: int) -> bool:
+    """Whether a line of this level gets into a log that people read, and not only into a mail."""
+    if not logger.isEnabledFor(level) or not _calls_handlers_only(logger):
+        return logger.isEnabledFor(level)
+    handlers = list(_handlers(logger))
+    takes_none = (AdminEmailHandler, logging.NullHandler)
+    return not handlers or any(  # without any handler Python writes it to stderr
+        h.level <= level and not _drops_all(h) and not isinstance(h, takes_none) for h in handlers
+    )
 
 
 def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
@@ -94,7 +112,7 @@ def _send(
         warn("a receiver of a task signal failed", exc_info=True)
 
 
-def warn(message: str, *args: object, exc_info: bool = False) -> None:
+def warn(message: str, *args: object, exc_info: bool = False, level: int = logging.WARNING) -> None:
     """Log a warning. A handler may raise, if only because the exception cannot be formatted."""
     with suppress(BaseException):
-        logger.warning(message, *args, exc_info=exc_info)
+        logger.log(level, message, *args, exc_info=exc_info)

@@ -127,3 +127,14 @@ def sql_list(values: Collection[str]) -> str:
 def can(from_state: str, to_state: str) -> bool:
     """Say whether a job may go from one state to the other. Unknown states may go nowhere."""
     return from_state in TRANSITIONS and to_state in TRANSITIONS[State(from_state)]
+
+
+LAST_FAILURE = "job %s will not be tried again, since %s: %s"
+"""The line of the log about a job that went dead: its id, why, and the message of its last failure."""
+
+ROW_ALTERED = "its row was altered"
+
+
+def why_last(*, fatal: bool, attempt: int) -> str:
+    """Return why a failed attempt, of this number, was the last of its job."""
+    return "its failure is fatal" if fatal else f"attempt {attempt} was its last"

@@ -207,22 +207,35 @@ def resolve(path: str, backend: str) -> AnyTask:
     """Return the task that a stored path names, if a job of alias ``backend`` may run it.
 
     A user who can write the table can write any path, so nothing is called and little is imported.
-    A path runs only if it leads to a `Task` that has this very path and belongs to an alias backed
-    by Relay. Its module is imported only if it is part of an installed app or of the package of the
-    settings. Any other module must have been imported by the project itself. Raises `UnknownTask`
-    with the reason, or any error that the module raises while it is imported.
+    A path runs only if it leads to a registered `Task`, under its own name or another: a task that
+    was moved or renamed is still found where its old module has it. Registered is a task to which
+    its own path leads, and that belongs to an alias backed by Relay. A module is imported only if
+    it is part of an installed app or of the package of the settings. Any other module must have
+    been imported by the project itself. Raises `UnknownTask` with the reason, or any error that the
+    module raises while it is imported.
     """
     _require_relay(path, backend)
+    found = _task_at(path)
+    if found.module_path != path and _task_at(found.module_path).func is not found.func:
+        raise UnknownTask(
+            f"{path!r} is a task made of {found.module_path!r}, where another one is. Was it "
+            "defined a second time?"
+        )
+    _require_relay(path, found.backend)
+    return found
+
+
+def _task_at(path: str) -> AnyTask:
     module_name, _, name = path.rpartition(".")
     # Not getattr: a module's __getattr__ is code, and would run with the stored name.
     found = vars(_module(path, module_name)).get(name)
     if found is None:
-        raise UnknownTask(f"{path!r} is nothing, not a task. Was it renamed, moved or removed?")
+        raise UnknownTask(
+            f"{path!r} is nothing, not a task. Was it renamed, moved or removed? Keep the old name "
+            "in the old module for as long as jobs have it: old = new."
+        )
     if not isinstance(found, Task):
         raise _suspicion(f"{path!r} is a {type(found).__name__}, not a task.")
-    if found.module_path != path:
-        raise UnknownTask(f"{path!r} is the task {found.module_path!r} under another name.")
-    _require_relay(path, found.backend)
     return found
 
 

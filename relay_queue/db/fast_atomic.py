@@ -7,20 +7,54 @@ mode twice, which costs more than SQLite's BEGIN and COMMIT.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic
 
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
+SHORTENED: Final = frozenset(
+    {
+        "_cursor",
+        "chunked_cursor",
+        "commit",
+        "connect",
+        "create_cursor",
+        "cursor",
+        "ensure_connection",
+        "make_cursor",
+        "make_debug_cursor",
+        "rollback",
+        "set_autocommit",
+        "temporary_connection",
+    }
+)
+"""The methods of a connection that the short ways leave out, or that guards of tests replace."""
+
+_django_cursor = BaseDatabaseWrapper.cursor
 
 
 def is_watched(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the query log or a wrapper, as of ``assertNumQueries``, wants each statement.
+    """Return whether somebody wants to see each statement, or to refuse it.
 
+    That is the query log, a wrapper as of ``assertNumQueries``, or whatever has replaced a method
+    of the connection. Django's test cases replace ``cursor`` where a test may not use the database.
     Then all statements must go through Django's own cursor, BEGIN and COMMIT included.
     """
-    return connection.queries_logged or bool(connection.execute_wrappers)
+    return (
+        connection.queries_logged
+        or bool(connection.execute_wrappers)
+        or (not vars(connection).keys().isdisjoint(SHORTENED) and _has_replaced(connection))
+        or type(connection).cursor is not _django_cursor
+    )
+
+
+def _has_replaced(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether a method is really another one: a guard that is taken away leaves the class's."""
+    own, kind = vars(connection), type(connection)
+    return any(
+        getattr(own[name], "__func__", None) is not getattr(kind, name)
+        for name in SHORTENED & own.keys()
+    )
 
 
 class FastAtomic(Atomic):

@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from relay_queue import clock
-from relay_queue.states import State
+from relay_queue.states import ROW_ALTERED, State
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction
-from relay_queue.store.transitions import moved
+from relay_queue.store.transitions import JobInQueue, moved, note_death
 from relay_queue.store.trial import ALTERED, fits, require_sound
 
 TOKEN_BYTES = 16
@@ -181,7 +181,7 @@ def _mark_altered(tx: Transaction, picks: list[Pick]) -> list[Pick]:
         if not sound:
             require_sound(tx, altered[0][2])
         tx.ids(MARK_ALTERED, [pick[0] for pick in altered], tx.now_db, ALTERED)
-        moved(tx, [(pick[0], pick[2]) for pick in altered], State.READY, State.DEAD)
+        _bury(tx, [(pick[0], pick[2]) for pick in altered])
     return sound
 
 
@@ -311,7 +311,14 @@ def _row_fits(row: tuple[Any, ...]) -> bool:
 def _take_back_altered(tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
     tx.ids(TAKE_BACK, [row[0] for row in rows])
     tx.ids(MARK_TAKEN, [row[2] for row in rows], tx.now_db, ALTERED, rows[0][-1])
-    moved(tx, [(row[2], row[3]) for row in rows], State.READY, State.DEAD)
+    _bury(tx, [(row[2], row[3]) for row in rows])
+
+
+def _bury(tx: Transaction, altered: Sequence[JobInQueue]) -> None:
+    """Note that jobs went dead whose checksums do not fit."""
+    moved(tx, altered, State.READY, State.DEAD)
+    for job_id, _ in altered:
+        note_death(tx, job_id, ROW_ALTERED, ALTERED)
 
 
 def _claim_of_row(tx: Transaction, row: tuple[Any, ...], since: datetime) -> Claim:

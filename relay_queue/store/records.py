@@ -88,7 +88,8 @@ class Settlement:
     ``result`` is JSON text (ack). ``error`` is the path of the exception's class, ``message`` one
     line, ``traceback`` many (nack). ``delay_seconds`` replaces the back-off (nack) or is the length
     of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``repeated`` says
-    that it was given before, in a transaction that may have committed.
+    that it was given before, in a transaction that may have committed. ``told`` says that its owner
+    has logged already that the job will not be tried again.
     """
 
     verb: Verb
@@ -102,6 +103,7 @@ class Settlement:
     timed_out: bool = False
     delay_seconds: float | None = None
     repeated: bool = False
+    told: bool = False
 
 
 class Settled(NamedTuple):

@@ -9,13 +9,13 @@ from typing import Any
 
 from relay_queue import validation
 from relay_queue.backoff import Backoff
-from relay_queue.states import NOT_DUE, Outcome, State, sql_list
+from relay_queue.states import NOT_DUE, Outcome, State, sql_list, why_last
 from relay_queue.store.dialects import marks
 from relay_queue.store.grant import grant_one
 from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
 from relay_queue.store.transaction import Transaction
-from relay_queue.store.transitions import moved_apart
+from relay_queue.store.transitions import moved_apart, note_death
 from relay_queue.store.trial import Trial, TrialStep
 
 FIND_EXPIRED = """
@@ -172,6 +172,10 @@ def _send_on(
         return []
     steps = [_step(tx, job, job.losses + 1, outcome) for job in read_running(tx, list(leases))]
     move(tx, steps)
+    for step in steps:
+        if step.state is State.DEAD:
+            why = why_last(fatal=False, attempt=step.job.attempt)
+            note_death(tx, step.job.job_id, why, MESSAGES[outcome])
     return [
         Recovered(leases[s.job.job_id], s.job.job_id, s.job.queue, outcome, s.state) for s in steps
     ]

@@ -14,11 +14,11 @@ from relay_queue import validation
 from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
 from relay_queue.exceptions import InvalidJob
 from relay_queue.ranking import rank
-from relay_queue.states import Outcome, State
+from relay_queue.states import Outcome, State, why_last
 from relay_queue.store.queues import queue_aging
 from relay_queue.store.records import Settled, Settlement
 from relay_queue.store.transaction import Transaction
-from relay_queue.store.transitions import moved, moved_apart
+from relay_queue.store.transitions import moved, moved_apart, note_death
 
 END_LEASES = """
     WITH given (lease_id, token, outcome, error, traceback) AS ({rows})
@@ -399,6 +399,9 @@ def _fail(
             continue
         step = _next_step(tx, settlement, job)
         steps.append(step)
+        if step.state is State.DEAD and not settlement.told:
+            why = why_last(fatal=settlement.fatal, attempt=job.attempt)
+            note_death(tx, job.job_id, why, settlement.message)
         placed[settlement.lease_id] = Settled(
             settlement.lease_id, job.job_id, job.queue, step.state
         )

@@ -7,11 +7,16 @@ allow. A feature that depends on a job's end has one place to hook into.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 
-from relay_queue.states import can
+from relay_queue.states import LAST_FAILURE, can
 from relay_queue.store.transaction import Transaction
+
+logger = logging.getLogger("relay_queue.store")
 
 JobInQueue = tuple[int, str]
 """The id of a job, and the name of its queue."""
@@ -43,3 +48,16 @@ def moved_apart(tx: Transaction, steps: Iterable[tuple[int, str, str, str]]) -> 
         groups[before, after].append((job_id, queue))
     for (before, after), jobs in groups.items():
         moved(tx, jobs, before, after)
+
+
+def note_death(tx: Transaction, job_id: int, why: str, message: str) -> None:
+    """Log, once this is committed, that a job will not be tried again, and why.
+
+    For a death of which no function's failure tells: its worker is gone, or its row is damaged.
+    """
+    tx.connection.on_commit(partial(_log_death, job_id, why, message))
+
+
+def _log_death(job_id: int, why: str, message: str) -> None:
+    with suppress(Exception):  # a handler that raises must not make the commit look failed
+        logger.error(LAST_FAILURE, job_id, why, message)

@@ -18,12 +18,12 @@ from django.db import DatabaseError
 
 from relay_queue import payload as payload_codec
 from relay_queue.backoff import Backoff
-from relay_queue.states import CAN_GO_DEAD, State, sql_list
+from relay_queue.states import CAN_GO_DEAD, ROW_ALTERED, State, sql_list
 from relay_queue.store.enqueue import INSERT_JOB, build_job, insert_one
 from relay_queue.store.queues import QueueLimits
 from relay_queue.store.records import JobOptions
 from relay_queue.store.transaction import Transaction, transaction
-from relay_queue.store.transitions import moved
+from relay_queue.store.transitions import moved, note_death
 
 UNREADABLE: Final = (DatabaseError, ValueError, TypeError, ArithmeticError)
 """What reading an altered row may raise: for text that cannot be decoded, a date that is none, a
@@ -87,6 +87,7 @@ def mark_unreadable(tx: Transaction, job_id: int, error: Exception) -> bool:
         tx.execute(END_LEASE_AS_LOST, [tx.now_db, job_id])
         tx.execute(MARK_DEAD, [tx.now_db, message, job_id, state])
         moved(tx, [(job_id, queue)], state, State.DEAD)
+        note_death(tx, job_id, ROW_ALTERED, message)
     return bool(rows)
 
 

@@ -7,6 +7,7 @@ settles a job either, but for ``atomic=True``, where the ack belongs to the func
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from relay_queue.compat import (
 from relay_queue.context import RelayContext, enter, leave
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
+from relay_queue.states import LAST_FAILURE, why_last
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
@@ -78,9 +80,12 @@ def begin(attempt: Attempt) -> bool:
         plan = attempt.plan = _plan(claim.task, claim.backend, claim.queue, claim.priority)
         attempt.args, attempt.kwargs = payload.decode(claim.payload)
     except BaseException as error:  # noqa: BLE001 - importing a module runs its code
-        warn("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
         settlement = outcome.describe(claim, error, fatal=issubclass(type(error), InvalidJob))
         attempt.end_unrun(settlement, monotonic() - attempt.started)
+        if _is_final(attempt):
+            _log_death(attempt, logged=False)
+        else:
+            warn("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
         return False
     announce.started(plan.sender, _running_result, attempt)
     return True
@@ -345,12 +350,28 @@ def _log_failure(attempt: Attempt) -> None:
     verb, message = attempt.settlement.verb, attempt.settlement.message
     if verb == "release":
         warn("job %s goes back unrun: %s", job_id, message)
-    elif verb == "snooze" or _is_final(attempt):
-        return  # the framework's own receiver logs the final ones
+    elif verb == "snooze":
+        return
     elif over:
         warn("job %s stopped after its lease had ended (%s): %s", job_id, over, message)
+    elif _is_final(attempt):
+        _log_death(attempt, logged=announce.logs_failures())
     else:
         warn("job %s will be tried again: %s", job_id, message)
+
+
+def _log_death(attempt: Attempt, *, logged: bool) -> None:
+    """Say why the job will not be tried again; ``logged`` if the framework logs its failure, too.
+
+    Each death is one ERROR line with the traceback. As Django sets it up, the framework's goes
+    nowhere unless ``DEBUG`` is on.
+    """
+    claim, settlement = attempt.claim, attempt.settlement
+    settlement.told = True
+    why = why_last(fatal=settlement.fatal, attempt=claim.attempt)
+    level = logging.WARNING if logged else logging.ERROR
+    values = (claim.job_id, why, settlement.message)
+    warn(LAST_FAILURE, *values, exc_info=not logged, level=level)
 
 
 def _is_final(attempt: Attempt) -> bool:

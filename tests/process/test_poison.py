@@ -13,7 +13,7 @@ from relay_queue import store
 from relay_queue.models import Job, Lease, Worker
 from tests.conftest import wait_until
 from tests.process import chores, poisons
-from tests.process.farm import Farm, is_alive, on_each_engine
+from tests.process.farm import SHORT_SECONDS, Farm, is_alive, on_each_engine
 
 
 # SQLite tries for ten seconds to make sense of files that were closed under it.
@@ -59,11 +59,11 @@ STORED: dict[str, tuple[tuple[str, list[str]], str]] = {
     "threads": (FINE, ""),
     "handlers": (FAILED, "signal only works in main thread"),
     "warnings": (FINE, ""),
-    "no JSON": (FAILED, "set"),
-    "odd object": (FAILED, "Unequal"),
-    "no number": (FAILED, "nan"),
-    "too large": (FAILED, "2,000,002 bytes"),
-    "surrogate result": (FAILED, "surrogate"),
+    "no JSON": (FATAL, "set"),
+    "odd object": (FATAL, "Unequal"),
+    "no number": (FATAL, "nan"),
+    "too large": (FATAL, "2,000,002 bytes"),
+    "surrogate result": (FATAL, "surrogate"),
 }
 ASYNCHRONOUS = ("odd", "mute", "exit", "interrupt", "memory", "surrogate", "no JSON", "too large")
 """What coroutines do as well, in the one event loop of their process."""
@@ -124,6 +124,35 @@ def test_a_crasher_does_not_condemn_its_neighbours(farm: Farm) -> None:
         done = farm.wait_state(job, "succeeded")
         assert "lost" not in farm.outcomes(job)[2:], "a suspect runs beside no other suspect"
         assert done.attempt <= 3
+
+
+@on_each_engine
+def test_each_death_is_told_once_by_the_log_with_its_reason(farm: Farm) -> None:
+    """Beside the framework's line, which is written or not as the project's logging says."""
+    until, once = farm.file("until"), {"max_attempts": 1}
+    killer = farm.enqueue(chores.poison, "kill", max_attempts=2)
+    altered = farm.enqueue(chores.note)
+    row = Job.objects.filter(pk=altered)
+    sound = row.get().payload
+    row.update(payload="{}")
+    supervisor = farm.work()
+    farm.wait_state(killer, "dead")  # it would take the others along
+    failed = farm.enqueue(chores.fail_times, 9, **once)
+    overdue = farm.enqueue(chores.wait, until, timeout_seconds=SHORT_SECONDS, **once)
+    reasons = {
+        killer: "attempt 2 was its last: the worker died",
+        altered: "its row was altered: ChecksumMismatch",
+        failed: "attempt 1 was its last: ValueError: attempt 1",
+        overdue: "attempt 1 was its last: TimedOut",
+    }
+    for job in reasons:
+        farm.wait_state(job, "dead")
+    farm.make("until")
+    for job, why in reasons.items():
+        line = f"job {job} will not be tried again, since {why}"
+        wait_until(lambda line=line: line in farm.log(supervisor), message=farm.everything)
+        assert farm.log(supervisor).count(f"job {job} will not be tried again") == 1
+    row.update(payload=sound)  # for the look at the ledger at the end
 
 
 def test_many_crashers_go_dead_one_by_one_and_the_others_succeed(farm: Farm) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.utils.log import RequireDebugTrue
+from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 from relay_queue import announce
 from relay_queue.backend import RelayBackend
@@ -71,6 +71,41 @@ def test_a_logger_that_passes_nothing_on_has_only_its_own_handlers(parent: loggi
     assert not sends()
     signals.logger.addHandler(logging.NullHandler())
     assert sends()
+
+
+def test_a_failure_is_logged_by_the_framework_where_a_handler_writes_it(
+    parent: logging.Logger, settings: Any
+) -> None:
+    parent.addHandler(AdminEmailHandler())  # a mail is no log
+    parent.addHandler(logging.NullHandler())
+    assert not announce.logs_failures()
+    settings.DEBUG = True
+    assert announce.logs_failures()
+    settings.DEBUG = False
+    parent.addHandler(logging.StreamHandler())
+    assert announce.logs_failures()
+    parent.handlers[-1].setLevel(logging.CRITICAL)
+    assert not announce.logs_failures()
+
+
+def test_a_failure_is_logged_by_python_where_there_is_no_handler(parent: logging.Logger) -> None:
+    parent.handlers.clear()
+    assert announce.logs_failures()
+
+
+def test_a_failure_is_not_logged_where_the_logger_is_set_above_it(parent: logging.Logger) -> None:
+    parent.addHandler(logging.StreamHandler())
+    signals.logger.setLevel(logging.CRITICAL)
+    assert not announce.logs_failures()
+
+
+def test_a_failure_is_not_logged_where_the_receiver_was_taken_away(parent: logging.Logger) -> None:
+    parent.addHandler(logging.StreamHandler())
+    signals.task_finished.disconnect(signals.log_task_finished)
+    try:
+        assert not announce.logs_failures()
+    finally:
+        signals.task_finished.connect(signals.log_task_finished)
 
 
 def test_a_filter_of_the_logger_sees_every_line(parent: logging.Logger) -> None:

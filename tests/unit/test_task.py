@@ -160,6 +160,31 @@ def test_path_of_a_task_resolves_to_it() -> None:
     assert resolve("tests.tasks.add", "default") is tasks.add
 
 
+def test_another_name_of_a_registered_task_resolves_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve("tests.tasks.alias", "default") is tasks.add
+    urgent = tasks.add.using(priority=9)
+    monkeypatch.setattr(tasks, "urgent_add", urgent, raising=False)
+    assert resolve("tests.tasks.urgent_add", "default") is urgent
+
+
+@pytest.mark.parametrize(
+    ("registered", "reason"),
+    [
+        (None, "'tests.tasks.add' is nothing, not a task"),
+        (tasks.plain, "'tests.tasks.add' is a function, not a task"),
+        (tasks.noop, "made of 'tests.tasks.add', where another one is"),
+    ],
+)
+def test_another_name_of_a_task_that_is_not_registered_is_refused(
+    monkeypatch: pytest.MonkeyPatch, registered: Any, reason: str
+) -> None:
+    monkeypatch.setattr(tasks, "kept", tasks.add, raising=False)
+    monkeypatch.setattr(tasks, "add", registered)
+    resolve.cache_clear()
+    with pytest.raises(UnknownTask, match=reason):
+        resolve("tests.tasks.kept", "default")
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
@@ -168,7 +193,6 @@ def test_path_of_a_task_resolves_to_it() -> None:
         ("tests.tasks.not_a_task", "is a function, not a task"),
         ("tests.tasks.calls", "is a list, not a task"),
         ("tests.tasks.missing", "is nothing, not a task"),
-        ("tests.tasks.alias", "is the task 'tests.tasks.add' under another name"),
         ("tests.tasks.add.func", "names a module that is not there"),
         ("tests.no_such_module.add", "names a module that is not there"),
         ("antigravity.fly", "in no installed app"),
