@@ -207,10 +207,11 @@ def resolve(path: str, backend: str) -> AnyTask:
     """Return the task that a stored path names, if a job of alias ``backend`` may run it.
 
     A user who can write the table can write any path, so nothing is called and little is imported.
-    A path runs only if it leads to a `Task` that has this very path and belongs to an alias backed
-    by Relay. Its module is imported only if it is part of an installed app or of the package of the
-    settings. Any other module must have been imported by the project itself. Raises `UnknownTask`
-    with the reason, or any error that the module raises while it is imported.
+    A path runs only if it leads to a `Task` that has this very path. The alias of the job must be
+    backed by Relay; that of the task need not be, since ``using(backend=…)`` sends a call elsewhere.
+    Its module is imported only if it is part of an installed app or of the package of the settings.
+    Any other module must have been imported by the project itself. Raises `UnknownTask` with the
+    reason, or any error that the module raises while it is imported.
     """
     _require_relay(path, backend)
     module_name, _, name = path.rpartition(".")
@@ -222,7 +223,6 @@ def resolve(path: str, backend: str) -> AnyTask:
         raise _suspicion(f"{path!r} is a {type(found).__name__}, not a task.")
     if found.module_path != path:
         raise UnknownTask(f"{path!r} is the task {found.module_path!r} under another name.")
-    _require_relay(path, found.backend)
     return found
 
 
@@ -232,7 +232,9 @@ def as_enqueued(path: str, backend: str, queue: str, priority: int, **more: Any)
     ``more`` are further fields of the task. Raises like `resolve`.
     """
     found = resolve(path, backend)
-    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority, **more}
+    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority}
+    # A task of another backend's decorator knows no keys.
+    asked |= {name: value for name, value in more.items() if hasattr(found, name)}
     if all(getattr(found, name) == value for name, value in asked.items()):
         return found
     try:

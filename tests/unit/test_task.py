@@ -200,14 +200,17 @@ def test_alias_must_be_backed_by_relay() -> None:
         resolve("tests.tasks.add", "other")
 
 
-def test_task_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_whose_own_alias_is_of_another_backend_runs_for_a_job_of_relays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with override_settings(TASKS=IMMEDIATE):
         foreign = Task(
             func=tasks.plain, backend="other", priority=0, queue_name="default", run_after=None
         )
         monkeypatch.setattr(tasks, "plain", foreign)
-        with pytest.raises(UnknownTask, match="does not back"):
-            resolve("tests.tasks.plain", "default")
+        assert resolve("tests.tasks.plain", "default") is foreign
+        found = as_enqueued("tests.tasks.plain", "default", "mail", 3, idempotency_key="k")
+        assert (found.backend, found.queue_name, found.priority) == ("default", "mail", 3)
 
 
 def test_error_of_a_module_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
