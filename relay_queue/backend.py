@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
@@ -56,6 +57,8 @@ MOST_REMEMBERED: Final = 1024
 """Kinds of tasks whose job options a backend remembers."""
 
 MIN_PAYLOAD_BYTES: Final = len(NO_ARGUMENTS)
+
+INSTALL: Final = 'Add "relay_queue" to INSTALLED_APPS and run manage.py migrate.'
 
 _what_is_alike = attrgetter(*(f.name for f in fields(RelayTask) if f.name not in OF_CALLS))
 
@@ -113,7 +116,10 @@ class RelayBackend(BaseTaskBackend):
         self._remembered: dict[Hashable, _TaskOptions] = {}
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Check ``OPTIONS``: an option that no task could use is an error of ``manage.py check``."""
+        """Check that the app is installed, and that some task could use each of ``OPTIONS``."""
+        if not apps.is_installed("relay_queue"):
+            message = f"TASKS[{self.alias!r}] uses Relay, which is not in INSTALLED_APPS."
+            return [checks.Error(message, hint=INSTALL, id="relay_queue.E007")]
         given = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
             queue = next(iter(conf.get().queues or ["default"]))
@@ -225,6 +231,7 @@ class RelayBackend(BaseTaskBackend):
         Raises ``TaskResultDoesNotExist`` if there is no such job (any more), and
         ``TaskResultMismatch`` if its task is not in the code.
         """
+        _require_installed(self.alias)
         return stored_result(result_id)
 
     def after_insert(self, results: Sequence[AnyResult]) -> None:
@@ -272,6 +279,7 @@ class RelayBackend(BaseTaskBackend):
 
     def _options_of(self, task: AnyTask) -> _TaskOptions:
         """Return the options of a task that a worker will find. Raises `UnknownTask` otherwise."""
+        _require_installed(self.alias)
         known = self._recall(task)
         if known is None and not self._owns(task):
             self.validate_task(task)  # else its own alias did, when the task was made
@@ -412,6 +420,15 @@ def _normalized(
     if plain is None:
         raise refusal
     return plain[0], plain[1]
+
+
+def _require_installed(alias: str) -> None:
+    """Raise `ConfigurationError` if the project uses the backend without the app and its tables."""
+    # Not is_installed, which looks at every app: this is asked for each enqueue.
+    if "relay_queue" not in apps.app_configs:
+        raise ConfigurationError(
+            f"TASKS[{alias!r}] uses Relay, which is not in INSTALLED_APPS. {INSTALL}"
+        )
 
 
 def _require_parameters(alias: str, params: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ Id                    What it says
 ``relay_queue.E004``  ``USE_TZ`` is off.
 ``relay_queue.E005``  ``TASKS`` names a queue that ``RELAY["QUEUES"]`` does not list.
 ``relay_queue.E006``  ``OPTIONS`` of an alias in ``TASKS`` are not usable (told by the backend).
+``relay_queue.E007``  ``TASKS`` uses Relay, which is not installed (told by the backend).
 ``relay_queue.W001``  No alias of ``TASKS`` uses Relay.
 ``relay_queue.W002``  The queue is on Django's own SQLite engine, so writers are not served fairly.
 ``relay_queue.W003``  Transactions do not begin as writers.
