@@ -1,7 +1,8 @@
 """Tasks with what jobs need, and the way back from a stored path to a task.
 
 `task` is Django's decorator with Relay's options. It works on every supported Django, and a task
-made with it also runs on backends other than Relay's, which ignore the options.
+made with it also runs on backends other than Relay's, which ignore the options. An idempotency key
+is not ignored but refused there: the caller relies on it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from relay_queue.compat import (
     task_backends,
 )
 from relay_queue.context import RelayContext
-from relay_queue.exceptions import UnknownTask
+from relay_queue.exceptions import UnknownTask, shown
 
 # Where Django logs what looks like an attack.
 security_logger = logging.getLogger("django.security.UnknownTask")
@@ -94,6 +95,12 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
     """How long an enqueue waits for room in a full queue. None refuses at once."""
     max_payload_bytes: int | None = None
     """The most that the arguments may take, in bytes of JSON text; at most the project's limit."""
+
+    def __post_init__(self) -> None:
+        # Not super(): a class with slots is made twice, and this cell knows the first one.
+        Task.__post_init__(self)
+        if self.idempotency_key is not None:
+            _require_keys(self)
 
     def using(
         self,
@@ -250,6 +257,17 @@ def _require_relay(path: str, alias: str) -> None:
         raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, but: {error}") from error
     if not issubclass(backend.task_class, RelayTask):
         raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, which Relay does not back.")
+
+
+def _require_keys(task: RelayTask[..., Any]) -> None:
+    """Raise ``InvalidTask`` if the backend of a task with an idempotency key would ignore the key."""
+    backend = task.get_backend()
+    if not issubclass(backend.task_class, RelayTask):
+        raise InvalidTask(
+            f"{task.module_path} has the idempotency_key {shown(task.idempotency_key)}, and "
+            f"TASKS[{task.backend!r}] is a {type(backend).__name__}, which would run the call again. "
+            'Leave the key out, or send the call to Relay with using(backend="…").'
+        )
 
 
 def _module(path: str, name: str) -> ModuleType:

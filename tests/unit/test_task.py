@@ -153,6 +153,16 @@ def test_our_decorator_serves_other_backends_without_the_options() -> None:
         assert made.enqueue(3).return_value == 3
 
 
+def test_idempotency_key_is_refused_where_the_backend_would_ignore_it() -> None:
+    with override_settings(TASKS=IMMEDIATE):
+        made = task(backend="other")(tasks.plain)
+        with pytest.raises(InvalidTask, match=r"key 'k', and TASKS\['other'\] is a Immedi"):
+            made.using(idempotency_key="k")
+        with pytest.raises(InvalidTask, match="would run the call again"):
+            tasks.noop.using(idempotency_key="k").using(backend="other")
+        assert made.using(idempotency_key="k", backend="default").idempotency_key == "k"
+
+
 # --- From a path to a task ---------------------------------------------------------------
 
 
