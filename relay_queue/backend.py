@@ -41,7 +41,7 @@ from relay_queue.exceptions import (
 from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
-from relay_queue.task import Call, RelayTask, resolve
+from relay_queue.task import Call, RelayTask, require_callable_with, resolve
 
 OF_JOBS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
 """The options that are stored with a job."""
@@ -262,8 +262,12 @@ class RelayBackend(BaseTaskBackend):
 
     @staticmethod
     def _job(options: _TaskOptions, call: Call) -> store.NewJob:
-        """Return the job of a call. Raises `PayloadError` if its arguments cannot be stored."""
+        """Return the job of a call.
+
+        Raises `PayloadError` if its arguments do not fit the function, or cannot be stored.
+        """
         task, args, kwargs = call
+        require_callable_with(task, args, kwargs)
         key, limit = getattr(task, "idempotency_key", None), options.max_payload_bytes
         try:
             job = store.build_job(options.jobs, args, kwargs, key)

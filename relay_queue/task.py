@@ -16,13 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
+from inspect import Parameter, Signature, signature
 from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     Literal,
+    NamedTuple,
     ParamSpec,
     TypedDict,
     TypeVar,
@@ -49,10 +52,12 @@ from relay_queue.compat import (
     task_backends,
 )
 from relay_queue.context import RelayContext
-from relay_queue.exceptions import UnknownTask, shown
+from relay_queue.exceptions import PayloadError, UnknownTask, shown
 
 # Where Django logs what looks like an attack.
 security_logger = logging.getLogger("django.security.UnknownTask")
+
+_VARIADIC: Final = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -248,6 +253,50 @@ def as_enqueued(path: str, backend: str, queue: str, priority: int, **more: Any)
         return replace(found, **asked)
     except InvalidTask:
         return found  # the settings have changed since; what is in the table still runs
+
+
+class _Rule(NamedTuple):
+    """What a function takes, after so many positional arguments: ``needed[n]``, ``allowed[n]``.
+
+    Calls that these sets admit are right. The others are left to ``signature``, which has the last
+    word: it is ten times slower, and knows ``*args`` and ``**kwargs``.
+    """
+
+    needed: tuple[frozenset[str], ...]
+    allowed: tuple[frozenset[str], ...]
+    signature: Signature
+
+
+def require_callable_with(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `PayloadError` if the function of a task does not take these arguments."""
+    rule = _rule(task.func, task.takes_context)
+    n = len(args)
+    if n < len(rule.needed):
+        needed = rule.needed[n]
+        if (not kwargs and not needed) or needed <= kwargs.keys() <= rule.allowed[n]:
+            return
+    try:
+        rule.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise PayloadError(
+            f"{task.module_path}{rule.signature} cannot be called so: {error}. Nothing was enqueued."
+        ) from error
+
+
+@lru_cache(maxsize=4096)
+def _rule(function: Callable[..., Any], takes_context: bool) -> _Rule:
+    # Not the signature of a function that is wrapped: the wrapper may add arguments of its own.
+    found = signature(function, follow_wrapped=False)
+    parameters = list(found.parameters.values())[1 if takes_context else 0 :]
+    named = [p for p in parameters if p.kind not in _VARIADIC]
+    by_place = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
+    needed, allowed = [], []
+    for n in range(len(by_place) + 1):
+        left = [p for p in named if p not in by_place[:n]]
+        needed.append(frozenset(p.name for p in left if p.default is Parameter.empty))
+        allowed.append(frozenset(p.name for p in left if p.kind is not Parameter.POSITIONAL_ONLY))
+    plain = [p.replace(annotation=Parameter.empty) for p in parameters]
+    return _Rule(tuple(needed), tuple(allowed), Signature(plain))
 
 
 def _require_relay(path: str, alias: str) -> None:
