@@ -41,7 +41,7 @@ from relay_queue.exceptions import (
 from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
-from relay_queue.task import Call, RelayTask, require_callable_with, resolve
+from relay_queue.task import Call, RelayTask, require_callable_with, require_calls, resolve
 
 OF_JOBS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
 """The options that are stored with a job."""
@@ -212,7 +212,7 @@ class RelayBackend(BaseTaskBackend):
         Returns their results in order. Like Django's ``bulk_create`` it sends no signals, and it
         never waits for room. Raises like `enqueue`.
         """
-        taken = list(calls)
+        taken = require_calls(calls)
         # A batch mostly has a few tasks and many calls of each.
         tasks = {id(task): task for task, _, _ in taken}
         options = {key: self._options_of(task) for key, task in tasks.items()}
@@ -367,6 +367,11 @@ class RelayBackend(BaseTaskBackend):
             raise InvalidTask(f"{task.module_path}: {error}") from error
 
     def _require_atomic_is_possible(self, task: RelayTask[..., Any]) -> None:
+        for name in ("atomic", "takes_context"):
+            if not isinstance(getattr(task, name), bool):  # "no" would be taken for yes
+                raise InvalidTask(
+                    f"{name} of {task.module_path} is {shown(getattr(task, name))}; use True or False."
+                )
         if not task.atomic:
             return
         if iscoroutinefunction(task.func):

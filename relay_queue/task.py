@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -297,6 +297,22 @@ def _rule(function: Callable[..., Any], takes_context: bool) -> _Rule:
         allowed.append(frozenset(p.name for p in left if p.kind is not Parameter.POSITIONAL_ONLY))
     plain = [p.replace(annotation=Parameter.empty) for p in parameters]
     return _Rule(tuple(needed), tuple(allowed), Signature(plain))
+
+
+def require_calls(calls: Iterable[Call]) -> list[Call]:
+    """Return calls as a list. Raises ``TypeError`` if one of them is none, or if it is one alone."""
+    if isinstance(calls, Task):
+        raise TypeError(
+            f"{calls.module_path} is a task; give a list of calls: task.bind(…) makes one"
+        )
+    taken = list(calls)
+    for place, call in enumerate(taken):
+        if type(call) is not tuple or len(call) != 3 or not isinstance(call[0], Task):
+            raise TypeError(
+                f"number {place} of the calls is {shown(call)}, of type {type(call).__name__}; make "
+                "each with task.bind(…), which takes the arguments"
+            )
+    return taken
 
 
 def _require_relay(path: str, alias: str) -> None:

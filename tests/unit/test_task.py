@@ -62,6 +62,8 @@ def test_using_changes_a_copy_and_keeps_the_rest() -> None:
         ({"fatal_on": ("ValueError",)}, "tuple of exception classes"),
         ({"priority": 101}, "priority"),
         ({"queue_name": "a,b"}, "comma"),
+        ({"atomic": "no"}, "atomic of tests.tasks.plain is 'no'; use True or False"),
+        ({"takes_context": 0}, "takes_context of tests.tasks.plain is 0; use True or False"),
         ({"atomic": True}, "timeout_seconds must be at most 2; it is None"),
         ({"atomic": True, "timeout_seconds": 30}, "timeout_seconds must be at most 2; it is 30"),
     ],
