@@ -14,7 +14,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from operator import attrgetter
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
@@ -92,6 +92,8 @@ class RelayBackend(BaseTaskBackend):
     """
 
     task_class = RelayTask
+    known_options: ClassVar[Collection[str]] = OPTIONS
+    """What ``OPTIONS`` may have. A subclass adds its own; ``self.options`` has their values."""
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
@@ -100,11 +102,11 @@ class RelayBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         _require_parameters(alias, params)
         super().__init__(alias, params)
-        unknown = sorted(map(str, set(self.options) - set(OPTIONS)))
+        unknown = sorted(map(str, set(self.options) - set(self.known_options)))
         if unknown:
             raise InvalidTaskBackend(
                 f"TASKS[{alias!r}]['OPTIONS'] has {', '.join(unknown)}; "
-                f"Relay knows {', '.join(OPTIONS)}."
+                f"{type(self).__name__} knows {', '.join(self.known_options)}."
             )
         asked: object = self.options.get("enqueue_on_commit", False)
         if not isinstance(asked, bool | str):

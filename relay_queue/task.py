@@ -136,7 +136,7 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "func"}
-        return _rebuild, (self.module_path, options)
+        return _rebuild, (self.module_path, options, type(self))
 
     if TYPE_CHECKING:  # what the framework does, typed by the function
 
@@ -366,7 +366,9 @@ def _packages() -> set[str]:
     return found | {project} if project else found
 
 
-def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
+def _rebuild(
+    path: str, options: dict[str, Any], kind: type[RelayTask[..., Any]] = RelayTask
+) -> RelayTask[..., Any]:
     """Make a pickled task again; the function is the one that its path leads to now.
 
     Raises ``ValueError`` if that is no task, as the framework does.
@@ -377,7 +379,7 @@ def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
         raise ValueError(f"{path!r} leads nowhere, so it is not a task any more.") from error
     if not isinstance(found, Task):
         raise ValueError(f"{path!r} is of type {type(found).__name__}, not a task.")
-    return RelayTask(func=found.func, **options)
+    return kind(func=found.func, **options)
 
 
 def _forget(*, setting: str, **_: Any) -> None:

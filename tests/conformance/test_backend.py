@@ -245,6 +245,24 @@ def test_parameters_that_make_no_sense_are_an_invalid_backend(
         framework.task_backends["odd"]
 
 
+class RegionalBackend(RelayBackend):
+    known_options = (*RelayBackend.known_options, "region")
+
+
+def test_a_subclass_has_options_of_its_own_beside_relays(settings: Any) -> None:
+    path = f"{__name__}.RegionalBackend"
+    settings.TASKS = {
+        "default": {"BACKEND": path, "OPTIONS": {"region": "south", "max_attempts": 5}},
+        "wrong": {"BACKEND": path, "OPTIONS": {"reigon": "south"}},
+    }
+    backend = tasks.noop.get_backend()
+    assert backend.options["region"] == "south"
+    assert backend.check() == []
+    assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 5
+    with pytest.raises(InvalidTaskBackend, match=r"has reigon; RegionalBackend knows .*region"):
+        tasks.noop.using(backend="wrong")
+
+
 def test_payload_limit_of_a_task_or_an_alias_is_kept(aliases: Aliases) -> None:
     with aliases(default={"OPTIONS": {"max_payload_bytes": 40}}):
         tasks.echo.enqueue("x" * 10)

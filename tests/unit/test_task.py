@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,21 @@ def test_tasks_survive_pickling_and_copying() -> None:
     for again in (pickle.loads(pickle.dumps(changed)), copy.deepcopy(changed)):
         assert again == changed
         assert again.func is changed.func
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionalTask(RelayTask[..., Any]):
+    region: str = "north"
+
+
+def test_a_subclass_survives_pickling_and_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RegionalTask(func=tasks.plain, region="south", max_attempts=4)
+    monkeypatch.setattr(tasks, "plain", made)
+    changed = made.using(priority=3)
+    for again in (pickle.loads(pickle.dumps(changed)), copy.copy(changed), copy.deepcopy(changed)):
+        assert type(again) is RegionalTask
+        assert again == changed
+        assert (again.region, again.priority, again.func) == ("south", 3, made.func)
 
 
 def test_tasks_with_equal_options_are_equal_and_hashable() -> None:
