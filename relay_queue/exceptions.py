@@ -159,6 +159,10 @@ class TimedOut(RelayError):
     """The attempt went past its ``timeout_seconds``."""
 
 
+class Lost(RelayError):
+    """The worker died, or fell silent until the lease had ended. What the function did is not known."""
+
+
 class Unstorable(RelayError):
     """The outcome of a job could not be written for a reason that lies in its data."""
 

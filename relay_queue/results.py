@@ -16,7 +16,7 @@ from relay_queue.compat import (
     TaskResultMismatch,
     TaskResultStatus,
 )
-from relay_queue.exceptions import Cancelled, PayloadError, TimedOut, UnknownTask
+from relay_queue.exceptions import Cancelled, Lost, PayloadError, TimedOut, UnknownTask
 from relay_queue.states import UNCHARGED, Outcome, State
 from relay_queue.store.records import Enqueued
 from relay_queue.task import Call, as_enqueued
@@ -39,8 +39,8 @@ _ERRORS: Final[dict[str | None, type[BaseException]]] = {
     Outcome.FAILED: Exception,
     Outcome.FATAL: Exception,
     Outcome.TIMED_OUT: TimedOut,
-    Outcome.EXPIRED: Cancelled,
-    Outcome.LOST: Cancelled,
+    Outcome.EXPIRED: Lost,
+    Outcome.LOST: Lost,
 }
 
 

@@ -16,11 +16,15 @@ from django.utils import timezone
 
 from relay_queue import clock, store
 from relay_queue.compat import AnyResult, TaskResultDoesNotExist, TaskResultStatus
-from relay_queue.exceptions import Cancelled, PayloadError
+from relay_queue.context import JobContext
+from relay_queue.exceptions import Cancelled, Lost, PayloadError
 from relay_queue.models import Job
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.testing import run_pending
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.executor import execute
 from tests import tasks
+from tests.worker.claims import claim_of
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -110,7 +114,7 @@ LIFE: list[tuple[Any, str, TaskResultStatus, int, list[type]]] = [
     (die, "dead", FAILED, 1, [KeyError]),
     (snooze, "scheduled", READY, 0, []),
     (hand_back, "ready", READY, 0, []),
-    (lose, "ready", READY, 1, [Cancelled]),
+    (lose, "ready", READY, 1, [Lost]),
     (cancel, "cancelled", FAILED, 0, [Cancelled]),
     (cancel_running, "cancelled", FAILED, 1, [Cancelled]),
     (cancel_between_attempts, "cancelled", FAILED, 1, [KeyError, Cancelled]),
@@ -221,6 +225,27 @@ def test_run_after_is_no_longer_told_when_the_job_has_run() -> None:
     result = tasks.fail.using(run_after=timezone.now() + timedelta(hours=1)).enqueue()
     run_pending(at=timezone.now() + timedelta(hours=2))
     assert tasks.fail.get_result(result.id).task == tasks.fail
+
+
+@pytest.mark.parametrize("task", [tasks.tell_history, tasks.tell_history_async])
+def test_context_shows_the_first_start_and_the_errors_of_earlier_attempts(task: Any) -> None:
+    tasks.calls.clear()
+    result = task.enqueue()
+    for hours in (0, 1, 2):
+        run_pending(at=timezone.now() + timedelta(hours=hours))
+    result.refresh()
+    assert result.status == SUCCESSFUL
+    attempts, starts, tries, errors = zip(*tasks.calls, strict=True)
+    assert attempts == (1, 2, 3)
+    assert set(starts) == {result.started_at}
+    assert sorted(set(tries)) == list(tries)
+    assert errors == ([], ["builtins.KeyError"], ["builtins.KeyError"] * 2)
+
+
+def test_context_of_a_first_attempt_reads_nothing(django_assert_num_queries: Any) -> None:
+    made_up = claim_of(tasks.tell_history)
+    with django_assert_num_queries(0):
+        execute(Attempt(made_up, JobContext.of(made_up)))
 
 
 def test_result_cannot_be_changed() -> None:
