@@ -22,7 +22,7 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from relay_queue import announce, conf, payload, store, validation
-from relay_queue.backoff import Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.compat import (
     AnyResult,
     AnyTask,
@@ -468,7 +468,7 @@ def _require_exceptions(task: RelayTask[..., Any]) -> None:
 
 
 def _require_wait_seconds(task: RelayTask[..., Any]) -> None:
-    wait, limit = task.wait_seconds, conf.get().max_defer_seconds
+    wait, limit = task.wait_seconds, MAX_DELAY_SECONDS
     number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
     if wait is not None and not (number and 0 <= wait <= limit):
         raise InvalidTask(

@@ -14,8 +14,8 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.utils import timezone
 
-from relay_queue import clock, store
-from relay_queue.compat import AnyResult, TaskResultDoesNotExist, TaskResultStatus
+from relay_queue import clock, enqueue_many, store
+from relay_queue.compat import AnyResult, InvalidTask, TaskResultDoesNotExist, TaskResultStatus
 from relay_queue.context import JobContext
 from relay_queue.exceptions import Cancelled, Lost, PayloadError
 from relay_queue.models import Job
@@ -219,6 +219,19 @@ def test_result_that_is_read_is_the_one_that_was_enqueued() -> None:
         enqueued = task.enqueue(1, right=2)
         assert task.get_result(enqueued.id) == enqueued
     assert tasks.add.get_result(int(enqueued.id)).id == enqueued.id  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("zone", [-14, 0, 14])
+def test_the_far_future_is_admitted_as_far_as_it_can_be_stored(zone: int) -> None:
+    last = datetime(9999, 12, 30, tzinfo=clock.UTC).astimezone(
+        timezone.get_fixed_timezone(zone * 60)
+    )
+    result = tasks.add.using(run_after=last, priority=-100).enqueue(1)
+    assert tasks.add.get_result(result.id).task.run_after == last
+    assert run_pending() == 0
+    assert enqueue_many([tasks.add.using(run_after=last).bind(1)]).ids
+    with pytest.raises(InvalidTask, match=r"is too late; the last is 9999-12-30"):
+        tasks.add.using(run_after=last + timedelta(seconds=1))
 
 
 def test_run_after_is_no_longer_told_when_the_job_has_run() -> None:
