@@ -103,6 +103,15 @@ class TestTasks:
         del settings.TASKS
         assert ids(checks.check_tasks()) == ["W001"]
 
+    @pytest.mark.parametrize("name", ["immediate.ImmediateBackend", "dummy.DummyBackend"])
+    def test_tests_with_the_frameworks_backends_are_not_warned(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        settings.TASKS = {"default": {"BACKEND": f"django.tasks.backends.{name}"}}
+        assert checks.check_tasks() == []
+        monkeypatch.delattr(mail, "outbox")
+        assert ids(checks.check_tasks()) == ["W001"]
+
     def test_one_alias_with_relay_is_enough(self, settings: Any) -> None:
         settings.TASKS = {"other": {"BACKEND": RELAY_BACKEND}, "default": {"BACKEND": "x.Y"}}
         assert checks.check_tasks() == []

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core import checks
 from django.test import override_settings
 
 from relay_queue.backoff import Backoff
 from relay_queue.compat import InvalidTask, Task
-from relay_queue.exceptions import InvalidJob, UnknownTask
+from relay_queue.exceptions import ConfigurationError, InvalidJob, UnknownTask
 from relay_queue.task import RelayTask, as_enqueued, resolve, task
 from tests import tasks
 
@@ -157,6 +158,20 @@ def test_a_subclass_survives_pickling_and_copying(monkeypatch: pytest.MonkeyPatc
         assert type(again) is RegionalTask
         assert again == changed
         assert (again.region, again.priority, again.func) == ("south", 3, made.func)
+
+
+def test_tasks_can_be_imported_while_the_settings_are_unusable_so_that_check_can_say_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with override_settings(RELAY={"CONCURENCY": 3}):
+        made = task(max_attempts=5)(tasks.plain)
+        monkeypatch.setattr(tasks, "plain", made)
+        messages = [message.id for message in checks.run_checks()]
+        assert "relay_queue.E001" in messages
+        with pytest.raises(ConfigurationError, match="CONCURRENCY"):
+            made.enqueue(1)
+        with pytest.raises(InvalidTask, match="module level"):
+            task(lambda: None)
 
 
 def test_tasks_with_equal_options_are_equal_and_hashable() -> None:
