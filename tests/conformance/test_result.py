@@ -221,6 +221,17 @@ def test_result_that_is_read_is_the_one_that_was_enqueued() -> None:
     assert tasks.add.get_result(int(enqueued.id)).id == enqueued.id  # type: ignore[arg-type]
 
 
+def test_run_after_is_kept_when_it_is_past_and_when_the_job_is_done() -> None:
+    later = timezone.now() + timedelta(hours=1)
+    task = tasks.add.using(run_after=later)
+    result = task.enqueue(1)
+    with clock.use(lambda: later + timedelta(hours=1)):
+        assert tasks.add.get_result(result.id).task == task
+        run_pending()
+        done = tasks.add.get_result(result.id)
+    assert (done.status, done.task) == (SUCCESSFUL, task)
+
+
 @pytest.mark.parametrize("zone", [-14, 0, 14])
 def test_the_far_future_is_admitted_as_far_as_it_can_be_stored(zone: int) -> None:
     last = datetime(9999, 12, 30, tzinfo=clock.UTC).astimezone(
