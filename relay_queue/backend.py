@@ -359,7 +359,7 @@ class RelayBackend(BaseTaskBackend):
     def _require_admitted(self, name: object) -> None:
         if self.queues and isinstance(name, str) and name not in self.queues:
             raise InvalidTask(
-                f"Queue {name!r} is not valid for backend {self.alias!r}, whose QUEUES are "
+                f"Queue {name!r} is not valid for backend. The QUEUES of {self.alias!r} are "
                 f"{', '.join(sorted(map(repr, self.queues)))}. Add it there, or set QUEUES to [], "
                 "which admits every queue."
             )
@@ -433,7 +433,11 @@ def _normalized(
     limits = {"max_items": settings.max_payload_bytes, "max_depth": settings.max_payload_depth}
     try:
         plain: Any = normalize_json(given) if payload.is_bounded(given, **limits) else None
-    except (OverflowError, RecursionError, TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        if str(error).startswith("Unsupported "):  # the framework's words first, where it has some
+            raise PayloadError(f"{error}. {refusal}", refusal.path) from refusal
+        plain = None
+    except (OverflowError, RecursionError):
         plain = None
     if plain is None:
         raise refusal

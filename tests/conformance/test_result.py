@@ -15,7 +15,13 @@ from django.contrib.auth.models import Group
 from django.utils import timezone
 
 from relay_queue import clock, enqueue_many, store
-from relay_queue.compat import AnyResult, InvalidTask, TaskResultDoesNotExist, TaskResultStatus
+from relay_queue.compat import (
+    AnyResult,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    normalize_json,
+)
 from relay_queue.context import JobContext
 from relay_queue.exceptions import Cancelled, Lost, PayloadError
 from relay_queue.models import Job
@@ -365,6 +371,17 @@ def test_what_is_no_json_is_refused_with_its_place_and_a_way_out(make: Any, hint
         # Projects that test for the framework's error keep their tests.
         assert isinstance(refusal.value, TypeError)
     assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("make", [timezone.now, object, lambda: {1}, lambda: b"\xff"])
+def test_a_refusal_begins_with_the_frameworks_words_and_goes_on_with_the_place(make: Any) -> None:
+    value = make()
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        normalize_json([value])
+    with pytest.raises(type(theirs.value)) as ours:
+        tasks.echo.enqueue([1, value])
+    assert str(ours.value).startswith(f"{theirs.value}. args[0][1] ")
+    assert ours.value.path == "args[0][1]"
 
 
 def test_refused_arguments_leave_the_callers_transaction_usable() -> None:
