@@ -33,7 +33,7 @@ from relay_queue.operations import JobOperation
 from relay_queue.results import EnqueuedResults, stored_result
 from relay_queue.states import TERMINAL, State
 from relay_queue.store import Changed
-from relay_queue.task import Call
+from relay_queue.task import Call, require_calls
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,9 +97,10 @@ def enqueue_many(calls: Iterable[Call]) -> EnqueuedResults:
 
     Returns their results in order, each made when it is looked at; ``.ids`` has all ids. It sends no
     signals and never waits for room. The tasks must belong to one alias of ``TASKS``. Raises
-    `InvalidJob` with its children, `QueueFull` and `IdempotencyConflict`; nothing is written then.
+    `InvalidJob` with its children, `QueueFull` and `IdempotencyConflict`, and ``TypeError`` for what
+    is no call; nothing is written then.
     """
-    taken = list(calls)
+    taken = require_calls(calls)
     aliases = sorted({task.backend for task, _args, _kwargs in taken})
     if not taken:
         return EnqueuedResults("", [])

@@ -14,14 +14,15 @@ from functools import partial
 from inspect import iscoroutinefunction
 from operator import attrgetter
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from relay_queue import announce, conf, payload, store, validation
-from relay_queue.backoff import Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.compat import (
     AnyResult,
     AnyTask,
@@ -40,7 +41,7 @@ from relay_queue.exceptions import (
 from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
-from relay_queue.task import Call, RelayTask, resolve
+from relay_queue.task import Call, RelayTask, require_callable_with, require_calls, resolve
 
 OF_JOBS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
 """The options that are stored with a job."""
@@ -56,6 +57,8 @@ MOST_REMEMBERED: Final = 1024
 """Kinds of tasks whose job options a backend remembers."""
 
 MIN_PAYLOAD_BYTES: Final = len(NO_ARGUMENTS)
+
+INSTALL: Final = 'Add "relay_queue" to INSTALLED_APPS and run manage.py migrate.'
 
 _what_is_alike = attrgetter(*(f.name for f in fields(RelayTask) if f.name not in OF_CALLS))
 
@@ -89,6 +92,8 @@ class RelayBackend(BaseTaskBackend):
     """
 
     task_class = RelayTask
+    known_options: ClassVar[Collection[str]] = OPTIONS
+    """What ``OPTIONS`` may have. A subclass adds its own; ``self.options`` has their values."""
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
@@ -97,11 +102,11 @@ class RelayBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         _require_parameters(alias, params)
         super().__init__(alias, params)
-        unknown = sorted(map(str, set(self.options) - set(OPTIONS)))
+        unknown = sorted(map(str, set(self.options) - set(self.known_options)))
         if unknown:
             raise InvalidTaskBackend(
                 f"TASKS[{alias!r}]['OPTIONS'] has {', '.join(unknown)}; "
-                f"Relay knows {', '.join(OPTIONS)}."
+                f"{type(self).__name__} knows {', '.join(self.known_options)}."
             )
         asked: object = self.options.get("enqueue_on_commit", False)
         if not isinstance(asked, bool | str):
@@ -113,7 +118,10 @@ class RelayBackend(BaseTaskBackend):
         self._remembered: dict[Hashable, _TaskOptions] = {}
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Check ``OPTIONS``: an option that no task could use is an error of ``manage.py check``."""
+        """Check that the app is installed, and that some task could use each of ``OPTIONS``."""
+        if not apps.is_installed("relay_queue"):
+            message = f"TASKS[{self.alias!r}] uses Relay, which is not in INSTALLED_APPS."
+            return [checks.Error(message, hint=INSTALL, id="relay_queue.E007")]
         given = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
             queue = next(iter(conf.get().queues or ["default"]))
@@ -133,8 +141,15 @@ class RelayBackend(BaseTaskBackend):
         """Raise the framework's ``InvalidTask`` if the task or an option of it is not usable.
 
         ``using`` makes a task, which the framework validates. Of a task like one that has passed,
-        only the options of the call are looked at.
+        only the options of the call are looked at. While ``RELAY`` is unusable, its limits are
+        unknown: ``check`` must get to say so (E001), though the URLconf imports tasks, and an enqueue
+        raises `ConfigurationError`.
         """
+        try:
+            conf.get()
+        except ConfigurationError:
+            super().validate_task(task)
+            return
         known = self._recall(task)
         if known is None or not known.validated or not _has_usable_call(task):
             self._validate_all(task)
@@ -206,7 +221,7 @@ class RelayBackend(BaseTaskBackend):
         Returns their results in order. Like Django's ``bulk_create`` it sends no signals, and it
         never waits for room. Raises like `enqueue`.
         """
-        taken = list(calls)
+        taken = require_calls(calls)
         # A batch mostly has a few tasks and many calls of each.
         tasks = {id(task): task for task, _, _ in taken}
         options = {key: self._options_of(task) for key, task in tasks.items()}
@@ -225,6 +240,7 @@ class RelayBackend(BaseTaskBackend):
         Raises ``TaskResultDoesNotExist`` if there is no such job (any more), and
         ``TaskResultMismatch`` if its task is not in the code.
         """
+        _require_installed(self.alias)
         return stored_result(result_id)
 
     def after_insert(self, results: Sequence[AnyResult]) -> None:
@@ -255,8 +271,12 @@ class RelayBackend(BaseTaskBackend):
 
     @staticmethod
     def _job(options: _TaskOptions, call: Call) -> store.NewJob:
-        """Return the job of a call. Raises `PayloadError` if its arguments cannot be stored."""
+        """Return the job of a call.
+
+        Raises `PayloadError` if its arguments do not fit the function, or cannot be stored.
+        """
         task, args, kwargs = call
+        require_callable_with(task, args, kwargs)
         key, limit = getattr(task, "idempotency_key", None), options.max_payload_bytes
         try:
             job = store.build_job(options.jobs, args, kwargs, key)
@@ -272,6 +292,7 @@ class RelayBackend(BaseTaskBackend):
 
     def _options_of(self, task: AnyTask) -> _TaskOptions:
         """Return the options of a task that a worker will find. Raises `UnknownTask` otherwise."""
+        _require_installed(self.alias)
         known = self._recall(task)
         if known is None and not self._owns(task):
             self.validate_task(task)  # else its own alias did, when the task was made
@@ -338,7 +359,7 @@ class RelayBackend(BaseTaskBackend):
     def _require_admitted(self, name: object) -> None:
         if self.queues and isinstance(name, str) and name not in self.queues:
             raise InvalidTask(
-                f"Queue {name!r} is not valid for backend {self.alias!r}, whose QUEUES are "
+                f"Queue {name!r} is not valid for backend. The QUEUES of {self.alias!r} are "
                 f"{', '.join(sorted(map(repr, self.queues)))}. Add it there, or set QUEUES to [], "
                 "which admits every queue."
             )
@@ -355,6 +376,11 @@ class RelayBackend(BaseTaskBackend):
             raise InvalidTask(f"{task.module_path}: {error}") from error
 
     def _require_atomic_is_possible(self, task: RelayTask[..., Any]) -> None:
+        for name in ("atomic", "takes_context"):
+            if not isinstance(getattr(task, name), bool):  # "no" would be taken for yes
+                raise InvalidTask(
+                    f"{name} of {task.module_path} is {shown(getattr(task, name))}; use True or False."
+                )
         if not task.atomic:
             return
         if iscoroutinefunction(task.func):
@@ -407,11 +433,24 @@ def _normalized(
     limits = {"max_items": settings.max_payload_bytes, "max_depth": settings.max_payload_depth}
     try:
         plain: Any = normalize_json(given) if payload.is_bounded(given, **limits) else None
-    except (OverflowError, RecursionError, TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        if str(error).startswith("Unsupported "):  # the framework's words first, where it has some
+            raise PayloadError(f"{error}. {refusal}", refusal.path) from refusal
+        plain = None
+    except (OverflowError, RecursionError):
         plain = None
     if plain is None:
         raise refusal
     return plain[0], plain[1]
+
+
+def _require_installed(alias: str) -> None:
+    """Raise `ConfigurationError` if the project uses the backend without the app and its tables."""
+    # Not is_installed, which looks at every app: this is asked for each enqueue.
+    if "relay_queue" not in apps.app_configs:
+        raise ConfigurationError(
+            f"TASKS[{alias!r}] uses Relay, which is not in INSTALLED_APPS. {INSTALL}"
+        )
 
 
 def _require_parameters(alias: str, params: Mapping[str, Any]) -> None:
@@ -440,7 +479,7 @@ def _require_exceptions(task: RelayTask[..., Any]) -> None:
 
 
 def _require_wait_seconds(task: RelayTask[..., Any]) -> None:
-    wait, limit = task.wait_seconds, conf.get().max_defer_seconds
+    wait, limit = task.wait_seconds, MAX_DELAY_SECONDS
     number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
     if wait is not None and not (number and 0 <= wait <= limit):
         raise InvalidTask(

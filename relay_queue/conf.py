@@ -251,8 +251,8 @@ class RelaySettings:
     """Characters kept of a traceback."""
     max_error_chars: int = _count(500, 50, 500)
     """Characters kept of the one line that sums up an error; the column holds 500."""
-    max_defer_seconds: float = _seconds(10 * _YEAR, 0, 100 * _YEAR)
-    """How far ahead ``run_after`` may lie."""
+    max_defer_seconds: float | None = _seconds(None, 0, 100 * _YEAR)
+    """How far ahead ``run_after`` may lie; None is as far as the database can store a time."""
 
     concurrency: int = _count(8, 1, 1024)
     """Slots of a worker process."""

@@ -31,9 +31,9 @@ class InvalidJob(RelayError, ValueError):
 
 
 class PayloadError(InvalidJob, TypeError):
-    """The arguments cannot be stored as JSON, or are too large or too deep.
+    """The arguments do not fit the function, are no JSON, or are too large or too deep.
 
-    A ``TypeError`` too: that is what the task framework raises for arguments that are no JSON.
+    A ``TypeError`` too: that is what Python and the task framework raise for such arguments.
 
     ``path`` says where, in the spelling of Python: ``kwargs['users'][3]``.
     """
@@ -165,6 +165,10 @@ class Cancelled(RelayError):
 
 class TimedOut(RelayError):
     """The attempt went past its ``timeout_seconds``."""
+
+
+class Lost(RelayError):
+    """The worker died, or fell silent until the lease had ended. What the function did is not known."""
 
 
 class Unstorable(RelayError):

@@ -16,7 +16,7 @@ from relay_queue.compat import (
     TaskResultMismatch,
     TaskResultStatus,
 )
-from relay_queue.exceptions import Cancelled, PayloadError, TimedOut, UnknownTask
+from relay_queue.exceptions import Cancelled, Lost, PayloadError, TimedOut, UnknownTask
 from relay_queue.states import UNCHARGED, Outcome, State
 from relay_queue.store.records import Enqueued
 from relay_queue.task import Call, as_enqueued
@@ -39,8 +39,8 @@ _ERRORS: Final[dict[str | None, type[BaseException]]] = {
     Outcome.FAILED: Exception,
     Outcome.FATAL: Exception,
     Outcome.TIMED_OUT: TimedOut,
-    Outcome.EXPIRED: Cancelled,
-    Outcome.LOST: Cancelled,
+    Outcome.EXPIRED: Lost,
+    Outcome.LOST: Lost,
 }
 
 
@@ -88,11 +88,12 @@ def stored_result(result_id: str) -> AnyResult:
     if job is None:
         raise TaskResultDoesNotExist(result_id)
     try:
-        task = as_enqueued(job.task, job.backend, job.queue, job.priority, **_call_options(job))
+        leases = list(job.leases.select_related("worker").order_by("id"))
+        options = _call_options(job, leases)
+        task = as_enqueued(job.task, job.backend, job.queue, job.priority, **options)
         args, kwargs = payload.decode(job.payload)
     except (UnknownTask, PayloadError) as error:
         raise TaskResultMismatch(f"job {job.pk} cannot be shown as a result: {error}") from error
-    leases = list(job.leases.select_related("worker").order_by("id"))
     result = TaskResult(
         task=task,
         id=str(job.pk),
@@ -161,13 +162,15 @@ class EnqueuedResults(Sequence[AnyResult]):
         return result
 
 
-def _call_options(job: Job) -> dict[str, Any]:
+def _call_options(job: Job, leases: Sequence[Lease]) -> dict[str, Any]:
     """Return what the call of a job said besides its arguments, as far as the table knows it."""
     options: dict[str, Any] = {}
     if job.idempotency_key is not None:
         options["idempotency_key"] = job.idempotency_key
-    if job.started_at is None and job.available_at > job.created_at:
-        options["run_after"] = job.available_at  # later it is when the next attempt is due
+    # A second attempt has moved it: then it is when that was due.
+    once = len(leases) <= 1 and job.state not in {State.RETRYING, State.SCHEDULED, State.READY}
+    if (once or job.started_at is None) and job.available_at > job.created_at:
+        options["run_after"] = job.available_at
     return options
 
 

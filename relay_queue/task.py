@@ -1,7 +1,8 @@
 """Tasks with what jobs need, and the way back from a stored path to a task.
 
 `task` is Django's decorator with Relay's options. It works on every supported Django, and a task
-made with it also runs on backends other than Relay's, which ignore the options.
+made with it also runs on backends other than Relay's, which ignore the options. An idempotency key
+is not ignored but refused there: the caller relies on it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
+from inspect import Parameter, Signature, signature
 from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     Literal,
+    NamedTuple,
     ParamSpec,
     TypedDict,
     TypeVar,
@@ -48,10 +52,12 @@ from relay_queue.compat import (
     task_backends,
 )
 from relay_queue.context import RelayContext
-from relay_queue.exceptions import UnknownTask
+from relay_queue.exceptions import PayloadError, UnknownTask, shown
 
 # Where Django logs what looks like an attack.
 security_logger = logging.getLogger("django.security.UnknownTask")
+
+_VARIADIC: Final = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,6 +101,12 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
     max_payload_bytes: int | None = None
     """The most that the arguments may take, in bytes of JSON text; at most the project's limit."""
 
+    def __post_init__(self) -> None:
+        # Not super(): a class with slots is made twice, and this cell knows the first one.
+        Task.__post_init__(self)
+        if self.idempotency_key is not None:
+            _require_keys(self)
+
     def using(
         self,
         *,
@@ -124,7 +136,7 @@ class RelayTask(Task, Generic[P, R]):  # type: ignore[type-arg]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "func"}
-        return _rebuild, (self.module_path, options)
+        return _rebuild, (self.module_path, options, type(self))
 
     if TYPE_CHECKING:  # what the framework does, typed by the function
 
@@ -209,10 +221,11 @@ def resolve(path: str, backend: str) -> AnyTask:
     A user who can write the table can write any path, so nothing is called and little is imported.
     A path runs only if it leads to a registered `Task`, under its own name or another: a task that
     was moved or renamed is still found where its old module has it. Registered is a task to which
-    its own path leads, and that belongs to an alias backed by Relay. A module is imported only if
-    it is part of an installed app or of the package of the settings. Any other module must have
-    been imported by the project itself. Raises `UnknownTask` with the reason, or any error that the
-    module raises while it is imported.
+    its own path leads. The alias of the job must be backed by Relay; that of the task need not be,
+    since ``using(backend=…)`` sends a call elsewhere. A module is imported only if it is part of an
+    installed app or of the package of the settings. Any other module must have been imported by the
+    project itself. Raises `UnknownTask` with the reason, or any error that the module raises while
+    it is imported.
     """
     _require_relay(path, backend)
     found = _task_at(path)
@@ -221,7 +234,6 @@ def resolve(path: str, backend: str) -> AnyTask:
             f"{path!r} is a task made of {found.module_path!r}, where another one is. Was it "
             "defined a second time?"
         )
-    _require_relay(path, found.backend)
     return found
 
 
@@ -245,13 +257,75 @@ def as_enqueued(path: str, backend: str, queue: str, priority: int, **more: Any)
     ``more`` are further fields of the task. Raises like `resolve`.
     """
     found = resolve(path, backend)
-    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority, **more}
+    asked: dict[str, Any] = {"backend": backend, "queue_name": queue, "priority": priority}
+    # A task of another backend's decorator knows no keys.
+    asked |= {name: value for name, value in more.items() if hasattr(found, name)}
     if all(getattr(found, name) == value for name, value in asked.items()):
         return found
     try:
         return replace(found, **asked)
     except InvalidTask:
         return found  # the settings have changed since; what is in the table still runs
+
+
+class _Rule(NamedTuple):
+    """What a function takes, after so many positional arguments: ``needed[n]``, ``allowed[n]``.
+
+    Calls that these sets admit are right. The others are left to ``signature``, which has the last
+    word: it is ten times slower, and knows ``*args`` and ``**kwargs``.
+    """
+
+    needed: tuple[frozenset[str], ...]
+    allowed: tuple[frozenset[str], ...]
+    signature: Signature
+
+
+def require_callable_with(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `PayloadError` if the function of a task does not take these arguments."""
+    rule = _rule(task.func, task.takes_context)
+    n = len(args)
+    if n < len(rule.needed):
+        needed = rule.needed[n]
+        if (not kwargs and not needed) or needed <= kwargs.keys() <= rule.allowed[n]:
+            return
+    try:
+        rule.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise PayloadError(
+            f"{task.module_path}{rule.signature} cannot be called so: {error}. Nothing was enqueued."
+        ) from error
+
+
+@lru_cache(maxsize=4096)
+def _rule(function: Callable[..., Any], takes_context: bool) -> _Rule:
+    # Not the signature of a function that is wrapped: the wrapper may add arguments of its own.
+    found = signature(function, follow_wrapped=False)
+    parameters = list(found.parameters.values())[1 if takes_context else 0 :]
+    named = [p for p in parameters if p.kind not in _VARIADIC]
+    by_place = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
+    needed, allowed = [], []
+    for n in range(len(by_place) + 1):
+        left = [p for p in named if p not in by_place[:n]]
+        needed.append(frozenset(p.name for p in left if p.default is Parameter.empty))
+        allowed.append(frozenset(p.name for p in left if p.kind is not Parameter.POSITIONAL_ONLY))
+    plain = [p.replace(annotation=Parameter.empty) for p in parameters]
+    return _Rule(tuple(needed), tuple(allowed), Signature(plain))
+
+
+def require_calls(calls: Iterable[Call]) -> list[Call]:
+    """Return calls as a list. Raises ``TypeError`` if one of them is none, or if it is one alone."""
+    if isinstance(calls, Task):
+        raise TypeError(
+            f"{calls.module_path} is a task; give a list of calls: task.bind(…) makes one"
+        )
+    taken = list(calls)
+    for place, call in enumerate(taken):
+        if type(call) is not tuple or len(call) != 3 or not isinstance(call[0], Task):
+            raise TypeError(
+                f"number {place} of the calls is {shown(call)}, of type {type(call).__name__}; make "
+                "each with task.bind(…), which takes the arguments"
+            )
+    return taken
 
 
 def _require_relay(path: str, alias: str) -> None:
@@ -261,6 +335,17 @@ def _require_relay(path: str, alias: str) -> None:
         raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, but: {error}") from error
     if not issubclass(backend.task_class, RelayTask):
         raise UnknownTask(f"{path!r} belongs to the alias {alias!r}, which Relay does not back.")
+
+
+def _require_keys(task: RelayTask[..., Any]) -> None:
+    """Raise ``InvalidTask`` if the backend of a task with an idempotency key would ignore the key."""
+    backend = task.get_backend()
+    if not issubclass(backend.task_class, RelayTask):
+        raise InvalidTask(
+            f"{task.module_path} has the idempotency_key {shown(task.idempotency_key)}, and "
+            f"TASKS[{task.backend!r}] is a {type(backend).__name__}, which would run the call again. "
+            'Leave the key out, or send the call to Relay with using(backend="…").'
+        )
 
 
 def _module(path: str, name: str) -> ModuleType:
@@ -294,7 +379,9 @@ def _packages() -> set[str]:
     return found | {project} if project else found
 
 
-def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
+def _rebuild(
+    path: str, options: dict[str, Any], kind: type[RelayTask[..., Any]] = RelayTask
+) -> RelayTask[..., Any]:
     """Make a pickled task again; the function is the one that its path leads to now.
 
     Raises ``ValueError`` if that is no task, as the framework does.
@@ -305,7 +392,7 @@ def _rebuild(path: str, options: dict[str, Any]) -> RelayTask[..., Any]:
         raise ValueError(f"{path!r} leads nowhere, so it is not a task any more.") from error
     if not isinstance(found, Task):
         raise ValueError(f"{path!r} is of type {type(found).__name__}, not a task.")
-    return RelayTask(func=found.func, **options)
+    return kind(func=found.func, **options)
 
 
 def _forget(*, setting: str, **_: Any) -> None:

@@ -11,6 +11,9 @@ from typing import Any, Final, TypeGuard
 from relay_queue import clock
 from relay_queue.exceptions import InvalidJob, shown
 
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""The last time that is stored: a day before Python's last, which some time zones cannot show."""
+
 MAX_ID: Final = 2**63 - 1
 """The largest id that a row can have."""
 
@@ -91,10 +94,14 @@ def require_aware(name: str, value: object) -> datetime:
         raise InvalidJob(f"{name} {value!r} has no equivalent in UTC") from None
 
 
-def require_run_after(value: object, max_defer_seconds: float) -> datetime:
+def require_run_after(value: object, max_defer_seconds: float | None) -> datetime:
     """Return the time of a deferred job, not too far ahead."""
     due = require_aware("run_after", value)
-    if (due - clock.now()).total_seconds() > max_defer_seconds:
+    if due > LATEST:
+        raise InvalidJob(
+            f"run_after {due.isoformat()} is too late; the last is {LATEST.isoformat()}"
+        )
+    if max_defer_seconds is not None and (due - clock.now()).total_seconds() > max_defer_seconds:
         raise InvalidJob(
             f"run_after {due.isoformat()} is more than {max_defer_seconds:g} seconds ahead; "
             'choose an earlier time or raise RELAY["MAX_DEFER_SECONDS"]'

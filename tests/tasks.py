@@ -133,6 +133,24 @@ def describe_context(context: TaskContext, value: int) -> dict[str, Any]:
     }
 
 
+def note_history(context: RelayContext) -> None:
+    shown = context.task_result
+    errors = [error.exception_class_path for error in shown.errors]
+    calls.append((shown.attempts, shown.started_at, shown.last_attempted_at, errors))
+    if context.attempt < 3:
+        raise KeyError(context.attempt)
+
+
+@task(takes_context=True)
+def tell_history(context: RelayContext) -> None:
+    note_history(context)
+
+
+@task(takes_context=True)
+async def tell_history_async(context: RelayContext) -> None:
+    note_history(context)
+
+
 @task(takes_context=True)
 def fail_with_attempt(context: TaskContext) -> None:
     raise ValueError(f"attempt {context.attempt}")

@@ -249,7 +249,7 @@ def _workers(request: HttpRequest, queue: Queue, now: datetime, links: Links) ->
         return {"may_see_workers": False}
     live = sight.rows(request, links.site, Worker).filter(stopped_at__isnull=True)
     live = live.order_by("name", "id")[:WORKERS_LOOKED_AT]
-    serving = [row for row in live if panels.serves(row, queue.pk)]
+    serving = [row for row in live if status.serves(row, queue.pk)]
     shown = [
         (
             linked(row, links.worker(row.pk)),

@@ -167,7 +167,7 @@ def _context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, An
 
 def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
     """Return the queues and totals of a worker, for those who may see all jobs that these count."""
-    queues = panels.queues_of(worker)
+    queues = status.queues_of(worker)
     if not sight.counters_tell(request, links.site, Worker):
         seen = names.shown(request, links.site).queues
         return {"may_see_counts": False, "serves": _linked(seen, queues, links) if queues else []}

@@ -24,6 +24,7 @@ from relay_queue import compat, conf, store
 from relay_queue.checks import TAG
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import Style, duration, short
+from relay_queue.cli.status import START_ONE
 from relay_queue.db import replaced
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Worker
@@ -332,6 +333,14 @@ def _workers() -> Iterator[Finding]:
             yield Finding(f"work of {worker.row.id}", "fail", worker.row.stop_reason, HINDERED)
 
 
+def _queues() -> Iterator[Finding]:
+    """Name the queues whose jobs wait for a worker that nobody has started."""
+    now = looks.now()
+    for name in status.unserved(status.queues(now), status.workers(now)):
+        text = "jobs wait, and no worker serves it"
+        yield Finding(f"queue {short(name)}", "warn", text, START_ONE)
+
+
 def _called(worker: Worker) -> str:
     return f"{short(worker.name)} ({short(worker.host)}, pid {worker.pid})"
 
@@ -421,6 +430,7 @@ _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _log,
     _gate,
     _workers,
+    _queues,
     _clock,
     _migrations,
     _disk,

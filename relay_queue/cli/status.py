@@ -9,8 +9,9 @@ from typing import Any
 from relay_queue.cli import base
 from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import duration, short
+from relay_queue.models import Worker
 from relay_queue.query import status
-from relay_queue.query.status import QueueStatus, Status, WorkerStatus
+from relay_queue.query.status import QueueStatus, Status, WorkerStatus, queues_of, unserved
 from relay_queue.states import State, WorkerOrder
 from relay_queue.verdict import Verdict
 
@@ -35,6 +36,11 @@ HEADINGS = {
 SHORTEST_PAUSE_SECONDS = 0.1
 """The shortest pause of ``--watch``; without one it would only load the database."""
 
+
+MOST_SERVED = 2
+"""Queues of a worker that are shown by name; ``--json`` has all."""
+
+START_ONE = "Start one with manage.py runworker."
 
 _ORDERED: dict[str, str] = {WorkerOrder.QUIET: "quiet", WorkerOrder.STOP: "stopping"}
 
@@ -77,6 +83,8 @@ def _show(status: Status, out: Output) -> None:
         out.line("There is no queue yet; the first enqueue makes one.")
     else:
         _show_queues(status.queues, out)
+    for name in unserved(status.queues, status.workers):
+        out.line(f"No worker serves queue {short(name)}. {START_ONE}", "warning")
     out.line()
     _show_workers(status.workers, out)
     out.line()
@@ -150,6 +158,23 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
             for worker in workers
         ],
     )
+    _show_served(workers, out)
+
+
+def _show_served(workers: list[WorkerStatus], out: Output) -> None:
+    """Show the queues of each worker that has not stopped."""
+    live = [worker.row for worker in workers if worker.row.stopped_at is None]
+    if live:
+        out.line()
+        out.table(["worker", "serves"], [[short(row.name), _served(row)] for row in live])
+
+
+def _served(row: Worker) -> str:
+    """Return the queues in a worker's row, as far as a line has room for them."""
+    names = queues_of(row)
+    shown = ", ".join(map(short, names[:MOST_SERVED])) or "all"
+    more = len(names) - MOST_SERVED
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _worker_state(worker: WorkerStatus) -> str:
@@ -182,6 +207,7 @@ def _as_data(status: Status) -> dict[str, Any]:
         "next_due_at": status.next_due_at,
         "refused_last_day": status.refused_last_day,
         "verdicts": status.verdicts,
+        "unserved": unserved(status.queues, status.workers),
     }
 
 
@@ -190,7 +216,7 @@ def _worker_as_data(worker: WorkerStatus) -> dict[str, Any]:
     more = ("stopped_at", "stop_reason", "ordered", "claimed", "succeeded", "failed", "refused")
     return {
         **{name: getattr(worker.row, name) for name in names + more},
-        "queues": [name for name in worker.row.queues.split(",") if name],
+        "queues": queues_of(worker.row),
         "open_leases": worker.open_leases,
         "heartbeat_age_seconds": worker.heartbeat_age_seconds,
     }

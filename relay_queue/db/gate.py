@@ -418,6 +418,12 @@ class Gate:
             stacklevel=2,
         )
 
+    def close_files(self) -> None:
+        """Close the files of a database that is deleted; the next writer opens those of the next one."""
+        with self._mutex:
+            if self._hold is None:
+                self._file.close()
+
     def _forget_parent(self) -> None:
         """Begin with an empty state in a forked child. The parent's locks stay the parent's."""
         self._file.close()

@@ -6,6 +6,7 @@ transaction, and a page that is looked at must never take the write lock.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -233,6 +234,37 @@ def workers(now: datetime) -> list[WorkerStatus]:
     return [
         WorkerStatus(row, held.get(row.id, 0), _age(row.heartbeat_at, now))
         for row in [*live, *stopped[:MOST_STOPPED_WORKERS]]
+    ]
+
+
+def queues_of(row: Worker) -> list[str]:
+    """Return the queues that a worker names; empty if it serves all, or all but some."""
+    return row.queues.split(",") if row.queues else []
+
+
+def serves(row: Worker, queue: str) -> bool:
+    """Say whether a worker serves a queue, by the names in its row.
+
+    A worker that names no queue serves all, or all but some that its row does not name.
+    """
+    return not row.queues or queue in queues_of(row)
+
+
+def unserved(queues: Iterable[QueueStatus], workers: Iterable[WorkerStatus]) -> list[str]:
+    """Return the open queues whose jobs wait while workers are heard, none of which serves them."""
+    heard = [
+        worker.row
+        for worker in workers
+        if worker.row.stopped_at is None and worker.heartbeat_age_seconds <= SILENT_SECONDS
+    ]
+    waiting = {State.READY, *NOT_DUE}
+    return [
+        queue.name
+        for queue in queues
+        if heard
+        and queue.paused_at is None
+        and any(queue.counts.get(state) for state in waiting)
+        and not any(serves(row, queue.name) for row in heard)
     ]
 
 

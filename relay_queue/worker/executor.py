@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
+from datetime import datetime
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from time import monotonic, sleep
@@ -33,6 +34,7 @@ from relay_queue.compat import (
 from relay_queue.context import RelayContext, enter, leave
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
+from relay_queue.results import stored_result
 from relay_queue.states import LAST_FAILURE, why_last
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settled, Settlement
@@ -87,6 +89,8 @@ def begin(attempt: Attempt) -> bool:
         else:
             warn("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
         return False
+    if plan.takes_context:
+        _running_result(attempt)  # here, since it may read the database, and coroutines must not
     announce.started(plan.sender, _running_result, attempt)
     return True
 
@@ -299,27 +303,42 @@ def _plan(path: str, backend: str, queue: str, priority: int) -> TaskPlan:
 
 
 def _running_result(attempt: Attempt) -> AnyResult:
-    """Return what signals and the task's context show; made once, and only if it is asked for.
-
-    The workers and the errors of earlier attempts are not in the claim: ``refresh()`` reads them.
-    """
+    """Return what signals and the task's context show; made once, and only if it is asked for."""
     if attempt.shown is None:
         claim = attempt.claim
+        started_at, errors, workers = _earlier(claim)
         attempt.shown = TaskResult(
             task=attempt.plan.task,
             id=str(claim.job_id),
             status=TaskResultStatus.RUNNING,
             enqueued_at=claim.created_at,
-            started_at=claim.acquired_at,
+            started_at=started_at,
             finished_at=None,
             last_attempted_at=claim.acquired_at,
             args=attempt.args,
             kwargs=attempt.kwargs,
             backend=claim.backend,
-            errors=[],
-            worker_ids=[""] * (claim.attempt - 1) + [attempt.context.worker],
+            errors=errors,
+            worker_ids=[*workers, attempt.context.worker],
         )
     return attempt.shown
+
+
+def _earlier(claim: Claim) -> tuple[datetime, list[TaskError], list[str]]:
+    """Return the first start of a job, and the errors and the workers of its earlier attempts.
+
+    They are not in the claim, and a job that was ready all its life has none: nothing is read.
+    """
+    known = claim.acquired_at, list[TaskError](), [""] * (claim.attempt - 1)
+    lived_seconds = (claim.acquired_at - claim.created_at).total_seconds()
+    if claim.attempt == 1 and lived_seconds <= claim.wait_seconds:
+        return known
+    try:
+        found = stored_result(str(claim.job_id))
+    except Exception:  # noqa: BLE001 - whatever it is, the function may do without
+        return known  # ``refresh()`` reads them, too
+    workers = found.worker_ids[: claim.attempt - 1]
+    return found.started_at or claim.acquired_at, found.errors, workers
 
 
 def _succeeded_result(attempt: Attempt, value: Any) -> AnyResult:

@@ -109,6 +109,18 @@ def test_little_disk_space_is_a_warning_and_none_a_failure(
     assert answer.code == (1 if level == "fail" else 0)
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_queue_that_no_worker_serves_is_a_warning(relay: Relay, deferred: bool) -> None:
+    later = clock.now() + timedelta(hours=1)
+    actions.register(queues=["default"])
+    actions.enqueue(queue="default")
+    actions.enqueue(queue="mail", run_after=later if deferred else None)
+    found = findings(relay("doctor", "--json"))
+    assert found["queue mail"]["level"] == "warn"
+    assert "manage.py runworker" in found["queue mail"]["hint"]
+    assert "queue default" not in found
+
+
 def test_examination_that_cannot_be_done_is_a_finding() -> None:
     def _broken() -> Any:
         raise OSError("no such device")

@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from relay_queue.backend import RelayBackend
 from relay_queue.backoff import Backoff
 from relay_queue.compat import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
+from relay_queue.compat import task as frameworks_task
 from relay_queue.exceptions import PayloadError
 from relay_queue.models import Job
 from relay_queue.task import RelayTask, task
@@ -104,6 +105,23 @@ def test_relay_stands_beside_other_backends(settings: Any, framework: ModuleType
     }
     assert framework.task_backends["now"].enqueue(tasks.add, (1, 2), {}).return_value == 3
     assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("decorator", [frameworks_task, task])
+def test_task_of_another_alias_can_be_sent_to_relay(
+    decorator: Any, settings: Any, framework: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASKS = {
+        "default": {"BACKEND": f"{framework.__name__}.backends.immediate.ImmediateBackend"},
+        "relay": {"BACKEND": "relay_queue.backend.RelayBackend"},
+    }
+    made = decorator(tasks.plain)
+    monkeypatch.setattr(tasks, "plain", made)
+    result = made.using(backend="relay").enqueue(4)
+    assert run_pending() == 1
+    result.refresh()
+    assert result.return_value == 4
+    assert made.using(backend="relay").get_result(result.id).return_value == 4
 
 
 @pytest.mark.django_db(transaction=True)
@@ -225,6 +243,24 @@ def test_parameters_that_make_no_sense_are_an_invalid_backend(
 ) -> None:
     with aliases(odd=parameters), pytest.raises(InvalidTaskBackend, match="'odd'"):
         framework.task_backends["odd"]
+
+
+class RegionalBackend(RelayBackend):
+    known_options = (*RelayBackend.known_options, "region")
+
+
+def test_a_subclass_has_options_of_its_own_beside_relays(settings: Any) -> None:
+    path = f"{__name__}.RegionalBackend"
+    settings.TASKS = {
+        "default": {"BACKEND": path, "OPTIONS": {"region": "south", "max_attempts": 5}},
+        "wrong": {"BACKEND": path, "OPTIONS": {"reigon": "south"}},
+    }
+    backend = tasks.noop.get_backend()
+    assert backend.options["region"] == "south"
+    assert backend.check() == []
+    assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 5
+    with pytest.raises(InvalidTaskBackend, match=r"has reigon; RegionalBackend knows .*region"):
+        tasks.noop.using(backend="wrong")
 
 
 def test_payload_limit_of_a_task_or_an_alias_is_kept(aliases: Aliases) -> None:

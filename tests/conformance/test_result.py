@@ -14,13 +14,23 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.utils import timezone
 
-from relay_queue import clock, store
-from relay_queue.compat import AnyResult, TaskResultDoesNotExist, TaskResultStatus
-from relay_queue.exceptions import Cancelled, PayloadError
+from relay_queue import clock, enqueue_many, store
+from relay_queue.compat import (
+    AnyResult,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    normalize_json,
+)
+from relay_queue.context import JobContext
+from relay_queue.exceptions import Cancelled, Lost, PayloadError
 from relay_queue.models import Job
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.testing import run_pending
+from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.executor import execute
 from tests import tasks
+from tests.worker.claims import claim_of
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -110,7 +120,7 @@ LIFE: list[tuple[Any, str, TaskResultStatus, int, list[type]]] = [
     (die, "dead", FAILED, 1, [KeyError]),
     (snooze, "scheduled", READY, 0, []),
     (hand_back, "ready", READY, 0, []),
-    (lose, "ready", READY, 1, [Cancelled]),
+    (lose, "ready", READY, 1, [Lost]),
     (cancel, "cancelled", FAILED, 0, [Cancelled]),
     (cancel_running, "cancelled", FAILED, 1, [Cancelled]),
     (cancel_between_attempts, "cancelled", FAILED, 1, [KeyError, Cancelled]),
@@ -217,10 +227,55 @@ def test_result_that_is_read_is_the_one_that_was_enqueued() -> None:
     assert tasks.add.get_result(int(enqueued.id)).id == enqueued.id  # type: ignore[arg-type]
 
 
+def test_run_after_is_kept_when_it_is_past_and_when_the_job_is_done() -> None:
+    later = timezone.now() + timedelta(hours=1)
+    task = tasks.add.using(run_after=later)
+    result = task.enqueue(1)
+    with clock.use(lambda: later + timedelta(hours=1)):
+        assert tasks.add.get_result(result.id).task == task
+        run_pending()
+        done = tasks.add.get_result(result.id)
+    assert (done.status, done.task) == (SUCCESSFUL, task)
+
+
+@pytest.mark.parametrize("zone", [-14, 0, 14])
+def test_the_far_future_is_admitted_as_far_as_it_can_be_stored(zone: int) -> None:
+    last = datetime(9999, 12, 30, tzinfo=clock.UTC).astimezone(
+        timezone.get_fixed_timezone(zone * 60)
+    )
+    result = tasks.add.using(run_after=last, priority=-100).enqueue(1)
+    assert tasks.add.get_result(result.id).task.run_after == last
+    assert run_pending() == 0
+    assert enqueue_many([tasks.add.using(run_after=last).bind(1)]).ids
+    with pytest.raises(InvalidTask, match=r"is too late; the last is 9999-12-30"):
+        tasks.add.using(run_after=last + timedelta(seconds=1))
+
+
 def test_run_after_is_no_longer_told_when_the_job_has_run() -> None:
     result = tasks.fail.using(run_after=timezone.now() + timedelta(hours=1)).enqueue()
     run_pending(at=timezone.now() + timedelta(hours=2))
     assert tasks.fail.get_result(result.id).task == tasks.fail
+
+
+@pytest.mark.parametrize("task", [tasks.tell_history, tasks.tell_history_async])
+def test_context_shows_the_first_start_and_the_errors_of_earlier_attempts(task: Any) -> None:
+    tasks.calls.clear()
+    result = task.enqueue()
+    for hours in (0, 1, 2):
+        run_pending(at=timezone.now() + timedelta(hours=hours))
+    result.refresh()
+    assert result.status == SUCCESSFUL
+    attempts, starts, tries, errors = zip(*tasks.calls, strict=True)
+    assert attempts == (1, 2, 3)
+    assert set(starts) == {result.started_at}
+    assert sorted(set(tries)) == list(tries)
+    assert errors == ([], ["builtins.KeyError"], ["builtins.KeyError"] * 2)
+
+
+def test_context_of_a_first_attempt_reads_nothing(django_assert_num_queries: Any) -> None:
+    made_up = claim_of(tasks.tell_history)
+    with django_assert_num_queries(0):
+        execute(Attempt(made_up, JobContext.of(made_up)))
 
 
 def test_result_cannot_be_changed() -> None:
@@ -316,6 +371,17 @@ def test_what_is_no_json_is_refused_with_its_place_and_a_way_out(make: Any, hint
         # Projects that test for the framework's error keep their tests.
         assert isinstance(refusal.value, TypeError)
     assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("make", [timezone.now, object, lambda: {1}, lambda: b"\xff"])
+def test_a_refusal_begins_with_the_frameworks_words_and_goes_on_with_the_place(make: Any) -> None:
+    value = make()
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        normalize_json([value])
+    with pytest.raises(type(theirs.value)) as ours:
+        tasks.echo.enqueue([1, value])
+    assert str(ours.value).startswith(f"{theirs.value}. args[0][1] ")
+    assert ours.value.path == "args[0][1]"
 
 
 def test_refused_arguments_leave_the_callers_transaction_usable() -> None:

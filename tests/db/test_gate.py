@@ -48,6 +48,18 @@ def test_the_gate_is_a_lock_on_a_file_beside_the_database(gate: Gate, gate_path:
     assert not gate.held_by_this_thread()
 
 
+def test_after_its_files_were_deleted_the_gate_locks_those_that_others_open(
+    gate: Gate, gate_path: Path
+) -> None:
+    with gate.acquire(1):
+        gate.close_files()  # not while it is held: the lock would be gone
+        assert is_locked(gate_path)
+    gate.close_files()
+    gate_path.unlink()
+    with gate.acquire(1):
+        assert is_locked(gate_path)
+
+
 def test_there_is_one_gate_for_all_names_of_a_file(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "real.db").touch()
     (tmp_path / "link.db").symlink_to(tmp_path / "real.db")

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 import relay_queue
 from relay_queue import Changed, operations, store
-from relay_queue.compat import TaskResultStatus
+from relay_queue.compat import TaskResultStatus, task_backends
 from relay_queue.exceptions import (
     ConfigurationError,
     InvalidJob,
@@ -399,6 +399,25 @@ def test_a_backend_that_cannot_enqueue_many_is_named() -> None:
         pytest.raises(ConfigurationError, match="is a DummyBackend, which enqueues one by one"),
     ):
         relay_queue.enqueue_many([tasks.noop.bind()])
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (tasks.noop, "tests.tasks.noop is a task; give a list of calls"),
+        ([tasks.noop], r"number 0 of the calls is RelayTask.*make each with task\.bind"),
+        ([tasks.noop.bind(), (tasks.noop, ())], r"number 1 of the calls .* of type tuple"),
+        ([(len, (), {})], "number 0 of the calls"),
+        (["abc"], "number 0 of the calls is 'abc', of type str"),
+        (tasks.noop.bind(), "number 0 of the calls is RelayTask"),
+    ],
+)
+@pytest.mark.django_db
+def test_what_is_no_call_is_refused_with_how_to_make_one(calls: Any, message: str) -> None:
+    for enqueue in (relay_queue.enqueue_many, task_backends["default"].enqueue_many):
+        with pytest.raises(TypeError, match=message):
+            enqueue(calls)
+    assert not Job.objects.exists()
 
 
 # --- Waiting -------------------------------------------------------------------

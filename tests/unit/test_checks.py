@@ -1,8 +1,11 @@
 """What ``manage.py check`` says, by id, and that it never asks the database."""
 
 import importlib.util
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from django.core import mail
 from django.db import connections
 
 from relay_queue import backend, checks
+from tests.conftest import ROOT
 
 RELAY_BACKEND = "relay_queue.backend.RelayBackend"
 DJANGO_ENGINE = "django.db.backends.sqlite3"
@@ -97,6 +101,15 @@ class TestTasks:
 
     def test_no_setting_at_all_is_a_warning(self, settings: Any) -> None:
         del settings.TASKS
+        assert ids(checks.check_tasks()) == ["W001"]
+
+    @pytest.mark.parametrize("name", ["immediate.ImmediateBackend", "dummy.DummyBackend"])
+    def test_tests_with_the_frameworks_backends_are_not_warned(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        settings.TASKS = {"default": {"BACKEND": f"django.tasks.backends.{name}"}}
+        assert checks.check_tasks() == []
+        monkeypatch.delattr(mail, "outbox")
         assert ids(checks.check_tasks()) == ["W001"]
 
     def test_one_alias_with_relay_is_enough(self, settings: Any) -> None:
@@ -303,6 +316,38 @@ def test_the_framework_asks_the_backends_for_their_options(settings: Any) -> Non
         "default": {"BACKEND": "relay_queue.backend.RelayBackend", "OPTIONS": options}
     }
     assert "relay_queue.E006" in [message.id for message in django_checks.run_checks()]
+
+
+def test_a_backend_without_its_app_is_named_by_check_and_by_enqueue(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(
+        "from tests.settings import *\n"
+        "INSTALLED_APPS = [name for name in INSTALLED_APPS if 'django_tasks' in name]\n"
+        "ROOT_URLCONF = None\n"
+    )
+    (tmp_path / "chores.py").write_text(
+        "from relay_queue.compat import task\n@task\ndef chore(): pass\n"
+    )
+    script = (
+        "import django; django.setup(); import chores\n"
+        "from django.core import checks\n"
+        "print([message.id for message in checks.run_checks()])\n"
+        "chores.chore.enqueue()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{tmp_path}",
+            "DJANGO_SETTINGS_MODULE": "bare",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "['relay_queue.E007']"
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("relay_queue.exceptions.ConfigurationError: TASKS['default'] uses Relay")
+    assert 'Add "relay_queue" to INSTALLED_APPS' in last
 
 
 def test_every_id_in_the_code_is_in_the_table_and_the_other_way_round() -> None:

@@ -35,7 +35,7 @@ DURATIONS = {
     "BACKOFF_MAX_SECONDS": (0, 10 * YEAR, False),
     "TIMEOUT_SECONDS": (0.001, YEAR, True),
     "ATOMIC_MAX_SECONDS": (0.001, 3600, False),
-    "MAX_DEFER_SECONDS": (0, 100 * YEAR, False),
+    "MAX_DEFER_SECONDS": (0, 100 * YEAR, True),
     "SHUTDOWN_TIMEOUT_SECONDS": (0, 7 * 86_400, False),
     "READY_TIMEOUT_SECONDS": (1, 3600, False),
     "POLL_SECONDS": (0.1, 3600, False),

@@ -91,6 +91,9 @@ def test_the_names_that_other_queues_use_are_understood(resolve: Any) -> None:
         (["--lease-seconds", "0.5"], r"--lease-seconds is 0.5. Use 1 to 86400"),
         (["--lease-seconds", "nan"], r"--lease-seconds is nan"),
         (["--shutdown-timeout", "-1"], r"--shutdown-timeout is -1.0. Use a number from 0"),
+        (["--interval", "-1"], r"--interval is -1.0. Use seconds above 0"),
+        (["--interval", "nan"], r"--interval is nan. Use seconds above 0"),
+        (["--interval", "inf"], r"--interval is inf. Use seconds above 0"),
         (["--name", ""], r"--name is ''. Use 1 to 90 characters"),
         (["--name", "x" * 91], r"Use 1 to 90 characters"),
         (["--name", "a\nb"], r"characters that can be printed"),
@@ -113,6 +116,22 @@ def test_an_unknown_queue_is_refused_when_the_settings_list_them(
         call_command("runworker", "--queue", "mial", skip_checks=True)
     with pytest.raises(CommandError, match=r"Use one of: mail, reports"):
         call_command("runworker", "--exclude-queue", "xyz", skip_checks=True)
+
+
+def test_a_queue_to_which_no_alias_admits_jobs_is_refused(resolve: Any, settings: Any) -> None:
+    settings.TASKS = {
+        "default": {"BACKEND": BACKEND},
+        "mail": {"BACKEND": BACKEND, "QUEUES": ["mail", "letters"]},
+    }
+    assert resolve("--queue", "default,letters")[0].queues == ("default", "letters")
+    with pytest.raises(
+        CommandError, match=r"no alias of TASKS admits the queue 'defualt'.*'default'"
+    ):
+        call_command("runworker", "--queue", "defualt", skip_checks=True)
+    with pytest.raises(CommandError, match=r"Did you mean 'letters'\?"):
+        call_command("runworker", "--exclude-queue", "leters", skip_checks=True)
+    settings.TASKS = {**settings.TASKS, "any": {"BACKEND": BACKEND, "QUEUES": []}}
+    assert resolve("--queue", "defualt")[0].queues == ("defualt",)
 
 
 def test_a_backend_of_another_kind_is_refused(settings: Any) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core import checks
 from django.test import override_settings
 
 from relay_queue.backoff import Backoff
 from relay_queue.compat import InvalidTask, Task
-from relay_queue.exceptions import InvalidJob, UnknownTask
+from relay_queue.exceptions import ConfigurationError, InvalidJob, UnknownTask
 from relay_queue.task import RelayTask, as_enqueued, resolve, task
 from tests import tasks
 
@@ -62,6 +64,8 @@ def test_using_changes_a_copy_and_keeps_the_rest() -> None:
         ({"fatal_on": ("ValueError",)}, "tuple of exception classes"),
         ({"priority": 101}, "priority"),
         ({"queue_name": "a,b"}, "comma"),
+        ({"atomic": "no"}, "atomic of tests.tasks.plain is 'no'; use True or False"),
+        ({"takes_context": 0}, "takes_context of tests.tasks.plain is 0; use True or False"),
         ({"atomic": True}, "timeout_seconds must be at most 2; it is None"),
         ({"atomic": True, "timeout_seconds": 30}, "timeout_seconds must be at most 2; it is 30"),
     ],
@@ -81,7 +85,10 @@ def test_unusable_options_are_refused_where_the_task_is_defined(
         ({"queue_name": ["mail"]}, r"\['mail'\] is of type list"),
         ({"run_after": "tomorrow"}, "run_after must be a datetime, not 'tomorrow'"),
         ({"timeout_seconds": "5"}, "between 0.001 and 3.1536e.08, not '5'"),
-        ({"queue_name": "typo"}, "Queue 'typo' is not valid .* 'default', 'mail'. Add it there"),
+        (
+            {"queue_name": "typo"},
+            r"^Queue 'typo' is not valid for backend\. .* 'default', 'mail'. Add it there",
+        ),
     ],
 )
 def test_values_of_any_type_are_refused_with_what_they_may_be(
@@ -141,6 +148,35 @@ def test_tasks_survive_pickling_and_copying() -> None:
         assert again.func is changed.func
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionalTask(RelayTask[..., Any]):
+    region: str = "north"
+
+
+def test_a_subclass_survives_pickling_and_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RegionalTask(func=tasks.plain, region="south", max_attempts=4)
+    monkeypatch.setattr(tasks, "plain", made)
+    changed = made.using(priority=3)
+    for again in (pickle.loads(pickle.dumps(changed)), copy.copy(changed), copy.deepcopy(changed)):
+        assert type(again) is RegionalTask
+        assert again == changed
+        assert (again.region, again.priority, again.func) == ("south", 3, made.func)
+
+
+def test_tasks_can_be_imported_while_the_settings_are_unusable_so_that_check_can_say_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with override_settings(RELAY={"CONCURENCY": 3}):
+        made = task(max_attempts=5)(tasks.plain)
+        monkeypatch.setattr(tasks, "plain", made)
+        messages = [message.id for message in checks.run_checks()]
+        assert "relay_queue.E001" in messages
+        with pytest.raises(ConfigurationError, match="CONCURRENCY"):
+            made.enqueue(1)
+        with pytest.raises(InvalidTask, match="module level"):
+            task(lambda: None)
+
+
 def test_tasks_with_equal_options_are_equal_and_hashable() -> None:
     make = task(backoff=Backoff(1, 2), retry_on=(ValueError,))
     assert make(tasks.plain) == make(tasks.plain)
@@ -151,6 +187,16 @@ def test_our_decorator_serves_other_backends_without_the_options() -> None:
     with override_settings(TASKS=IMMEDIATE):
         made = task(backend="other", max_attempts=5)(tasks.plain)
         assert made.enqueue(3).return_value == 3
+
+
+def test_idempotency_key_is_refused_where_the_backend_would_ignore_it() -> None:
+    with override_settings(TASKS=IMMEDIATE):
+        made = task(backend="other")(tasks.plain)
+        with pytest.raises(InvalidTask, match=r"key 'k', and TASKS\['other'\] is a Immedi"):
+            made.using(idempotency_key="k")
+        with pytest.raises(InvalidTask, match="would run the call again"):
+            tasks.noop.using(idempotency_key="k").using(backend="other")
+        assert made.using(idempotency_key="k", backend="default").idempotency_key == "k"
 
 
 # --- From a path to a task ---------------------------------------------------------------
@@ -224,14 +270,17 @@ def test_alias_must_be_backed_by_relay() -> None:
         resolve("tests.tasks.add", "other")
 
 
-def test_task_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_whose_own_alias_is_of_another_backend_runs_for_a_job_of_relays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with override_settings(TASKS=IMMEDIATE):
         foreign = Task(
             func=tasks.plain, backend="other", priority=0, queue_name="default", run_after=None
         )
         monkeypatch.setattr(tasks, "plain", foreign)
-        with pytest.raises(UnknownTask, match="does not back"):
-            resolve("tests.tasks.plain", "default")
+        assert resolve("tests.tasks.plain", "default") is foreign
+        found = as_enqueued("tests.tasks.plain", "default", "mail", 3, idempotency_key="k")
+        assert (found.backend, found.queue_name, found.priority) == ("default", "mail", 3)
 
 
 def test_error_of_a_module_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

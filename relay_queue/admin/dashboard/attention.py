@@ -9,9 +9,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from relay_queue.admin.dashboard.links import Links
-from relay_queue.admin.dashboard.panels import is_silent, serves
+from relay_queue.admin.dashboard.panels import is_silent
 from relay_queue.quantities import duration, number
-from relay_queue.query.status import Overview, QueueStatus, WorkerStatus
+from relay_queue.query.status import Overview, QueueStatus, WorkerStatus, serves
 from relay_queue.states import State
 
 
@@ -66,7 +66,6 @@ def _of_queue(queue: QueueStatus, heard: list[WorkerStatus], links: Links) -> It
 
 
 def _is_served(queue: str, heard: list[WorkerStatus]) -> bool:
-    # A worker that names no queue serves all, or all but some that its row does not name.
     return any(serves(worker.row, queue) for worker in heard)
 
 

@@ -22,6 +22,7 @@ from relay_queue.query.status import (
     Overview,
     QueueStatus,
     WorkerStatus,
+    queues_of,
 )
 from relay_queue.states import State, WorkerOrder
 
@@ -172,16 +173,6 @@ def _up_for(worker: WorkerStatus) -> str:
     row = worker.row
     until = row.stopped_at or row.heartbeat_at + timedelta(seconds=worker.heartbeat_age_seconds)
     return duration(whole_seconds(max(0.0, (until - row.started_at).total_seconds())))
-
-
-def queues_of(row: Worker) -> list[str]:
-    """Return the queues that a worker names; empty if it serves all, or all but some."""
-    return row.queues.split(",") if row.queues else []
-
-
-def serves(row: Worker, queue: str) -> bool:
-    """Say whether a worker serves a queue, by the names in its row."""
-    return not row.queues or queue in queues_of(row)
 
 
 def slots_meter(used: int, concurrency: int) -> Meter:

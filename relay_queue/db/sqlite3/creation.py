@@ -9,6 +9,8 @@ from typing import Any
 
 from django.db.backends.sqlite3 import creation
 
+from relay_queue.db.gate import gate_for
+
 
 class DatabaseCreation(creation.DatabaseCreation):
     """Django's test database creation, for databases with a write-ahead log."""
@@ -35,8 +37,10 @@ class DatabaseCreation(creation.DatabaseCreation):
 
     @staticmethod
     def _remove(database: str) -> None:
-        """Delete a database that is not open, with the log of an interrupted test run."""
+        """Delete a database that is not open, with its gate and the log of an interrupted test run."""
         os.remove(database)
-        for suffix in ("-wal", "-shm"):
+        # An open gate of a file that is gone would let this process pass the others by.
+        gate_for(database).close_files()
+        for suffix in ("-wal", "-shm", "-gate", "-gate-next"):
             with suppress(FileNotFoundError):
                 os.remove(f"{database}{suffix}")

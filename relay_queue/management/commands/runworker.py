@@ -6,6 +6,7 @@ import argparse
 import socket
 from collections.abc import Iterable
 from difflib import get_close_matches
+from math import inf
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -168,6 +169,7 @@ def _add_how_to_run(parser: CommandParser) -> None:
 
 def worker_options(given: dict[str, Any], settings: conf.RelaySettings) -> WorkerOptions:
     """Resolve the arguments. Raises ``CommandError`` that names the value and the limit."""
+    _check_interval(given["interval"])
     queues, excluded = _queues(given, settings)
     return WorkerOptions(
         name=_name(given["name"]),
@@ -242,6 +244,20 @@ def _check_queue(name: str, settings: conf.RelaySettings) -> None:
     if settings.queues is not None and name not in settings.queues:
         hint = _hint(name, settings.queues)
         raise CommandError(f'{name!r} is not one of the queues in RELAY["QUEUES"]. {hint}')
+    admitted = _admitted_queues()
+    if admitted and name not in admitted:
+        hint = _hint(name, sorted(admitted))
+        raise CommandError(f"no alias of TASKS admits the queue {name!r} in its QUEUES. {hint}")
+
+
+def _admitted_queues() -> set[str]:
+    """Return the queues to which the aliases that Relay backs admit jobs; empty if it is every queue."""
+    from relay_queue.backend import RelayBackend
+    from relay_queue.compat import task_backends
+
+    backends = [task_backends[alias] for alias in task_backends]
+    listed = [backend.queues for backend in backends if isinstance(backend, RelayBackend)]
+    return set[str]().union(*listed) if all(listed) else set()
 
 
 def _backend(alias: str | None) -> str | None:
@@ -284,6 +300,14 @@ def _lease_seconds(value: float | None, settings: conf.RelaySettings) -> float |
             'RELAY["MIN_LEASE_SECONDS"] and RELAY["MAX_LEASE_SECONDS"].'
         )
     return value
+
+
+def _check_interval(value: float | None) -> None:
+    """Refuse what is no pause, though it is not used: it was meant to be something else."""
+    if value is not None and not 0 < value < inf:
+        raise CommandError(
+            f"--interval is {shown(value)}. Use seconds above 0, or leave it out: idle workers are woken."
+        )
 
 
 def _max_jobs(value: int | None) -> int | None:
