@@ -14,6 +14,7 @@ from django.db import Error
 from relay_queue import conf, store, wakeup
 from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
+from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions
 
@@ -84,7 +85,7 @@ def register(options: WorkerOptions) -> Identity:
     lock = None
     try:
         lock = None if path is None else _hold_lock(path, incarnation)
-        with store.transaction() as tx:
+        with store.transaction(wait_seconds=SLICE_SECONDS) as tx:
             worker_id = store.register_worker(tx, _describe(options, incarnation, lock, session))
         bell = session if path is None else _open_bell(path, incarnation)
     except BaseException:
