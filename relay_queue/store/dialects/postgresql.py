@@ -21,17 +21,25 @@ from relay_queue.store.dialects.pg_cursor import STALE, PreparedCursor, array, n
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-SHARDS: Final = 64
-"""Counters of a queue and state: as many transactions may write at once without waiting."""
+SHARDS: Final = 1024
+"""Counters of a queue and state: as many transactions may be open at once without waiting.
+
+More than a server has connections. Sums read only the shards that were ever written, and those are as
+many as transactions were open at the same time.
+"""
 
 SHARD_LOCKS: Final = 0x52_45_4C_59
 """The class of the advisory locks on shards. A project's own locks hardly use it."""
 
 FREE_SHARD = f"""COALESCE(
-    (SELECT shard FROM generate_series(0, {SHARDS - 1}) AS shard
+    (SELECT shard FROM (SELECT generate_series(0, {SHARDS - 1}) AS shard) AS every
      WHERE pg_try_advisory_xact_lock({SHARD_LOCKS}, shard) LIMIT 1),
     mod(pg_backend_pid(), {SHARDS}))"""
-"""The first shard that no other open transaction writes: so no two of them meet on a row."""
+"""The first shard that no other open transaction writes: so no two of them meet on a row.
+
+The series stands in a list of columns, where it ends with the first that is free. In FROM all of it
+would be made first.
+"""
 
 READ_CLOCK = "SELECT clock_timestamp()"
 """Read the server's clock, as it is now: ``now()`` stands still in a transaction."""
