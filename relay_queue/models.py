@@ -202,6 +202,7 @@ class Worker(models.Model):
     lock_device = models.BigIntegerField(_("lock device"), null=True, blank=True)
     lock_inode = models.BigIntegerField(_("lock inode"), null=True, blank=True)
     session_lock = models.BooleanField(_("session lock"), default=False)
+    version = models.CharField(_("version"), max_length=32, default="", blank=True)
     queues = models.TextField(_("queues"), default="", blank=True)
     concurrency = models.PositiveIntegerField(_("concurrency"))
     started_at = models.DateTimeField(_("started at"))

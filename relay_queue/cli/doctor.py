@@ -27,7 +27,7 @@ from relay_queue.cli.output import Style, duration, short
 from relay_queue.cli.status import START_ONE
 from relay_queue.db import replaced
 from relay_queue.db.gate import gate_of
-from relay_queue.models import Job, Worker
+from relay_queue.models import Job, Lease, Worker
 from relay_queue.query import looks, server, status
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.workers import lock_key
@@ -55,6 +55,15 @@ HINDERED: Final = (
     "No job is at fault, and none is given up: mend the table, the right, the sequence or the trigger, "
     "and the worker goes on by itself."
 )
+OTHER_VERSION: Final = (
+    "What it imports later comes from the new code, which may not fit the old. Restart the workers "
+    "after each upgrade."
+)
+NOT_RECOVERED: Final = (
+    "These jobs stay running until a worker recovers them: manage.py runworker, or relay recover. "
+    "If workers run, their lines here say what keeps them from it."
+)
+MOST_COUNTED: Final = 1_000
 SERVER_SETTINGS: Final = {
     "fsync": ("on", "A crash of the machine may destroy the database. Set it to on."),
     "full_page_writes": ("on", "A crash of the machine may destroy the database. Set it to on."),
@@ -332,6 +341,25 @@ def _workers() -> Iterator[Finding]:
         if worker.row.stop_reason:
             yield Finding(f"work of {worker.row.id}", "fail", worker.row.stop_reason, HINDERED)
 
+        if worker.row.version not in ("", relay_queue.__version__):
+            text = f"Relay {worker.row.version}, and this is {relay_queue.__version__}"
+            yield Finding(f"version of {worker.row.id}", "warn", text, OTHER_VERSION)
+
+
+def _leases() -> Iterator[Finding]:
+    """Look for leases that should have been ended long ago: no worker does it."""
+    open_leases = Lease.objects.using(conf.get().database).filter(ended_at=None)
+    now = looks.now()
+    late = open_leases.filter(expires_at__lt=now - timedelta(seconds=status.SILENT_SECONDS))
+    oldest = late.order_by("expires_at").values_list("expires_at", flat=True).first()
+    if oldest is None:
+        yield Finding("leases", "ok", "none is long overdue")
+        return
+    n = late[: MOST_COUNTED + 1].count()
+    count = f"more than {MOST_COUNTED:,}" if n > MOST_COUNTED else f"{n:,}"
+    text = f"{count} long overdue, the oldest for {duration(_seconds(now, oldest))}"
+    yield Finding("leases", "warn", text, NOT_RECOVERED)
+
 
 def _queues() -> Iterator[Finding]:
     """Name the queues whose jobs wait for a worker that nobody has started."""
@@ -431,6 +459,7 @@ _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _gate,
     _workers,
     _queues,
+    _leases,
     _clock,
     _migrations,
     _disk,

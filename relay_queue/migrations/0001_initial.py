@@ -386,6 +386,10 @@ class Migration(migrations.Migration):
                     models.BigIntegerField(blank=True, null=True, verbose_name="lock inode"),
                 ),
                 ("session_lock", models.BooleanField(default=False, verbose_name="session lock")),
+                (
+                    "version",
+                    models.CharField(blank=True, default="", max_length=32, verbose_name="version"),
+                ),
                 ("queues", models.TextField(blank=True, default="", verbose_name="queues")),
                 ("concurrency", models.PositiveIntegerField(verbose_name="concurrency")),
                 ("started_at", models.DateTimeField(verbose_name="started at")),

@@ -54,6 +54,7 @@ An operator acts
 
 A worker
     register_worker     Add a worker, whose lock is held already.
+    register_again      Add a living worker whose row was deleted.
     heartbeat           Say that it is alive, and write its totals.
     roll_up             Write its statistics of some minutes.
     order_workers       Tell workers to be quiet, to stop, or to serve again.
@@ -123,6 +124,7 @@ from relay_queue.store.workers import (
     bucket,
     heartbeat,
     order_workers,
+    register_again,
     register_worker,
     roll_up,
     stop_workers,
@@ -178,6 +180,7 @@ __all__ = [
     "recount",
     "recover_dead",
     "recover_expired",
+    "register_again",
     "register_worker",
     "release",
     "release_leases",

@@ -33,12 +33,16 @@ TRY_LOCKS = f"""
 
 REGISTER = """
     INSERT INTO relay_queue_worker
-        (incarnation, name, host, boot_id, pid, lock_device, lock_inode, session_lock, queues,
-         concurrency, started_at, heartbeat_at, stop_reason, ordered, claimed, succeeded, failed, refused)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, '', '', 0, 0, 0, 0)
+        ({id}incarnation, name, host, boot_id, pid, lock_device, lock_inode, session_lock, version,
+         queues, concurrency, started_at, heartbeat_at, stop_reason, ordered, claimed, succeeded, failed,
+         refused)
+    VALUES ({marks}, '', '', 0, 0, 0, 0)
     RETURNING id
 """
 """Add a worker."""
+
+REGISTERED_VALUES = 13
+"""The values that `REGISTER` is given, without an id."""
 
 HEARTBEAT = """
     UPDATE relay_queue_worker
@@ -119,7 +123,7 @@ class NewWorker:
 
     ``lock_device`` and ``lock_inode`` name the file that it has locked; ``session_lock`` says that
     a session of its own holds the lock of `relay_queue.store.workers`. With neither, its death
-    cannot be proven.
+    cannot be proven. ``version`` is that of the code it runs.
     """
 
     incarnation: str
@@ -132,6 +136,7 @@ class NewWorker:
     queues: Sequence[str]
     concurrency: int
     session_lock: bool = False
+    version: str = ""
 
 
 @dataclass(slots=True)
@@ -156,7 +161,13 @@ def bucket(seconds: float) -> int:
 
 def register_worker(tx: Transaction, worker: NewWorker) -> int:
     """Add a worker and return its id. Its liveness lock must be held before."""
-    values = [
+    statement = REGISTER.format(id="", marks=marks(REGISTERED_VALUES))
+    ((worker_id,),) = tx.fetch(statement, _values(tx, worker))
+    return int(worker_id)
+
+
+def _values(tx: Transaction, worker: NewWorker) -> list[Any]:
+    return [
         worker.incarnation,
         worker.name,
         worker.host,
@@ -165,22 +176,28 @@ def register_worker(tx: Transaction, worker: NewWorker) -> int:
         worker.lock_device,
         worker.lock_inode,
         worker.session_lock,
+        worker.version,
         ",".join(worker.queues),
         worker.concurrency,
         tx.now_db,
         tx.now_db,
     ]
-    ((worker_id,),) = tx.fetch(REGISTER, values)
-    return int(worker_id)
 
 
-def heartbeat(tx: Transaction, worker_id: int, totals: Totals, hindrance: str = "") -> None:
-    """Say that a worker is alive, and write its running totals.
+def register_again(tx: Transaction, worker_id: int, worker: NewWorker) -> None:
+    """Add a living worker whose row was deleted, under the id that its leases name."""
+    statement = REGISTER.format(id="id, ", marks=marks(1 + REGISTERED_VALUES))
+    tx.execute(statement, [worker_id, *_values(tx, worker)])
+
+
+def heartbeat(tx: Transaction, worker_id: int, totals: Totals, hindrance: str = "") -> bool:
+    """Say that a worker is alive, and write its running totals; False if its row was deleted.
 
     ``hindrance`` is what keeps it from its work, in one line of which 200 characters are kept.
     """
     done = [totals.claimed, totals.succeeded, totals.failed, totals.refused]
-    tx.execute(HEARTBEAT, [tx.now_db, *done, hindrance[:REASON_CHARACTERS], worker_id])
+    values = [tx.now_db, *done, hindrance[:REASON_CHARACTERS], worker_id]
+    return tx.execute(HEARTBEAT, values) == 1
 
 
 def stop_workers(tx: Transaction, worker_ids: Sequence[int], reason: str) -> int:

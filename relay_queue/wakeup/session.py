@@ -36,19 +36,31 @@ CONNECT_PARAMETERS: dict[str, Any] = {
 
 TUNE: LiteralString = """
     SELECT set_config(s.name, wanted.value, false)
-    FROM (VALUES ('lock_timeout', '2s'), ('statement_timeout', '0'), ('idle_session_timeout', '0'),
+    FROM (VALUES ('statement_timeout', '0'), ('idle_session_timeout', '0'),
                  ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '5'),
                  ('tcp_keepalives_count', '3')) AS wanted (name, value)
     JOIN pg_settings s ON s.name = wanted.name
+    WHERE pg_backend_pid() = %s
 """
-"""Keep the session although it idles, and let the server notice soon that we are gone."""
+"""Keep the session although it idles, and let the server notice soon that we are gone.
+
+Only a session that is ours: a pooler tells its clients process numbers of its own. It would hand
+these settings on to other clients.
+"""
 
 END_OLD: LiteralString = """
-    SELECT pg_terminate_backend(pid) FROM pg_locks
+    SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE pid = %s AND locktype = 'advisory' AND objsubid = 1 AND granted
       AND (classid::bigint << 32) | objid::bigint = %s
+      AND (pg_backend_pid() = %s OR pid <> pg_backend_pid() AND state = 'idle')
 """
-"""End our last session where the server has not noticed that it is over: it still has our lock."""
+"""End our last session where the server has not noticed that it is over: it still has our lock.
+
+Behind a pooler another client may be at work in it, or it may be the one that we have now.
+"""
+
+BOUND_WAIT: LiteralString = "SET LOCAL lock_timeout = '2s'"
+"""Bound the wait for the lock, in this transaction only."""
 
 LOCK: LiteralString = "SELECT pg_advisory_lock(%s)"
 """Take the lock that proves this worker alive. A prober may hold it for a moment."""
@@ -143,10 +155,13 @@ class Session:
         # A child that outlives the worker would keep the dead worker's lock.
         keep_from_children(line)
         try:
-            line.execute(TUNE)
+            told_pid = line.info.backend_pid
+            line.execute(TUNE, [told_pid])
             if self._server_pid is not None:
-                line.execute(END_OLD, [self._server_pid, self._lock_key])
-            line.execute(LOCK, [self._lock_key])
+                line.execute(END_OLD, [self._server_pid, self._lock_key, told_pid])
+            with line.transaction():
+                line.execute(BOUND_WAIT)
+                line.execute(LOCK, [self._lock_key])  # the session's: it outlasts the transaction
             (self._server_pid,) = line.execute(FIND_PID).fetchone() or (None,)
             (channel,) = line.execute(FIND_CHANNEL).fetchone() or ("",)
             line.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))

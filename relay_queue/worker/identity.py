@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from django.db import Error
 
-from relay_queue import conf, store, wakeup
+from relay_queue import __version__, conf, store, wakeup
 from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
+from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions
 
@@ -32,7 +33,7 @@ class Identity:
     """
 
     worker_id: int
-    incarnation: str
+    registered: store.NewWorker
     lock: LivenessLock | None
     session: wakeup.Session | None
     bell: wakeup.Bell | None
@@ -84,15 +85,16 @@ def register(options: WorkerOptions) -> Identity:
     lock = None
     try:
         lock = None if path is None else _hold_lock(path, incarnation)
-        with store.transaction() as tx:
-            worker_id = store.register_worker(tx, _describe(options, incarnation, lock, session))
+        with store.transaction(wait_seconds=SLICE_SECONDS) as tx:
+            described = _describe(options, incarnation, lock, session)
+            worker_id = store.register_worker(tx, described)
         bell = session if path is None else _open_bell(path, incarnation)
     except BaseException:
         for held in (lock, session):
             if held is not None:
                 held.release()
         raise
-    return Identity(worker_id, incarnation, lock, session, bell)
+    return Identity(worker_id, described, lock, session, bell)
 
 
 def _hold_lock(path: str, incarnation: str) -> LivenessLock | None:
@@ -145,4 +147,5 @@ def _describe(
         session_lock=session is not None,
         queues=options.queues or (),
         concurrency=options.concurrency,
+        version=__version__,
     )

@@ -63,7 +63,7 @@ class Loop:
         self.database = Database(self._reopened)
         self.failures = Failures(self.database, self.timers, self.pace)
         self.slots = Slots(options.concurrency, self.waiting.wake)
-        self.in_flight = InFlight(self.slots, self.pace, identity.incarnation)
+        self.in_flight = InFlight(self.slots, self.pace, identity.registered.incarnation)
         self.queues = QueueWatch(options, self.pace, self.timers)
         self.orders = Orders(identity.worker_id)
         self.dead = DeadWorkers()
@@ -231,6 +231,7 @@ class Loop:
     def _plan(self, now: float, waited_seconds: float) -> Plan:
         return Plan(
             worker_id=self.identity.worker_id,
+            registered=self.identity.registered,
             settlements=self._settlements,
             places=self._places,
             queues=self.pace.ring(self.queues.queues),

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from relay_queue.store.records import Claim, Recovered, Settled, Settlement
+from relay_queue.store.workers import NewWorker
 from relay_queue.worker.attempt import Attempt
 from relay_queue.worker.liveness import DeadWorkers
 from relay_queue.worker.stats import Stats
@@ -30,7 +31,8 @@ class Plan:
     a job may be due or a lease over; most ticks need not ask. ``may_expire`` allows to end leases
     for being over. ``overdrawn`` gives, at that moment too, our leases that ran out while we waited
     for the writer, and the seconds of that wait. ``hindrance`` is what keeps the
-    worker from its work, for others to read.
+    worker from its work, for others to read. ``registered`` is written again if somebody deletes
+    the worker's row.
     """
 
     worker_id: int
@@ -46,6 +48,7 @@ class Plan:
     dead: DeadWorkers = field(default_factory=DeadWorkers)
     stats: Stats | None = None
     hindrance: str = ""
+    registered: NewWorker | None = None
     careful: bool = False
     overdrawn: Callable[[], tuple[Sequence[Attempt], float]] = lambda: ((), 0.0)
 

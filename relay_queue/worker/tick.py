@@ -6,6 +6,7 @@ start.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,6 +19,8 @@ from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.plan import CLAIM, COUNT, RENEW, SETTLE, Done, Plan
 from relay_queue.worker.services import IN_TICK
 from relay_queue.worker.stats import Stats
+
+logger = logging.getLogger("relay_queue.worker")
 
 
 def tick(plan: Plan) -> Done:
@@ -144,7 +147,13 @@ def _claim(
 
 def _count(tx: store.Transaction, plan: Plan, stats: Stats) -> None:
     store.roll_up(tx, plan.worker_id, stats.minutes)
-    store.heartbeat(tx, plan.worker_id, stats.totals, plan.hindrance)
+    here = store.heartbeat(tx, plan.worker_id, stats.totals, plan.hindrance)
+    if not here and plan.registered is not None:
+        # Else nobody could see that this worker lives, prove it dead, or give it an order.
+        logger.warning(
+            "The row of this worker, %d, was deleted; registering again.", plan.worker_id
+        )
+        store.register_again(tx, plan.worker_id, plan.registered)
 
 
 def settle_each(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,9 +21,9 @@ from psycopg.pq import TransactionStatus
 
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull
-from relay_queue.models import Lease, QueueCount, Worker
+from relay_queue.models import Job, Lease, QueueCount, Worker
 from relay_queue.query import looks
-from relay_queue.store.dialects import dialect_for
+from relay_queue.store.dialects import dialect_for, pg_cursor
 from relay_queue.store.dialects.pg_cursor import PreparedCursor
 from relay_queue.store.dialects.postgresql import OutcomeUnknown
 from tests import tasks
@@ -109,6 +109,69 @@ def test_producers_do_not_wait_for_each_other(other: Other) -> None:
         other.does(lambda: enqueue_each(3))
     assert rows(QueueCount).filter(state="ready").count() == 2, "two shards were written"
     assert_counters_exact()
+
+
+def test_more_open_transactions_than_a_server_has_processors_wait_for_no_counter(
+    other: Other,
+) -> None:
+    enqueue()  # so that the row of the queue is there
+    opened = threading.Barrier(81)
+
+    def hold_open() -> None:
+        try:
+            with store.transaction() as tx:
+                store.enqueue(tx, job())
+                tx.flush()
+                opened.wait(PATIENCE_SECONDS)
+        finally:
+            connection().close()
+
+    with ThreadPoolExecutor(80) as crowd:
+        late = [crowd.submit(hold_open) for _ in range(80)]
+        try:
+            wait_until(lambda: opened.n_waiting == 80 or any(act.done() for act in late))
+            other.does(lambda: [enqueue_each(1), ack(claim(1)[0])])
+        finally:
+            opened.wait(PATIENCE_SECONDS)
+        for act in late:
+            act.result(PATIENCE_SECONDS)
+    assert rows(QueueCount).filter(state="ready").count() >= 81
+    assert_counters_exact()
+
+
+def keyed(*keys: str, queue: str = "default") -> list[store.NewJob]:
+    return [job(queue=queue, idempotency_key=key) for key in keys]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_batches_of_the_same_keys_in_other_orders_do_not_wait_crosswise(
+    other: Other, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    for queue in "ab":
+        enqueue(queue=queue)
+    monkeypatch.setattr(pg_cursor, "EXCHANGED_AT_ONCE", 1)  # row by row, so that they meet midway
+    start = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+
+    def batch(jobs: list[store.NewJob]) -> list[int]:
+        start.wait()
+        with atomic() if joined else nullcontext(), store.transaction() as tx:
+            return [answer.job_id for answer in store.enqueue_many(tx, jobs)]
+
+    for n in range(5):
+        names = [f"{n}-{k}" for k in range(60)]
+        jobs = [*keyed(*names, queue="a"), *keyed(*reversed(names), queue="b")]
+        late = other.starts(lambda jobs=jobs[::-1]: batch(jobs))
+        assert batch(jobs) == late.result(PATIENCE_SECONDS)[::-1]
+    assert real_counts() == {("a", "ready"): 301, ("b", "ready"): 301}
+    assert_counters_exact()
+
+
+def test_a_batch_with_keys_is_answered_and_claimed_in_the_order_of_its_calls(engine: str) -> None:
+    wanted = [*keyed("z", "b"), job(), *keyed("m", "a"), job()]
+    answers = do(store.enqueue_many, wanted)
+    told = [rows(Job).get(pk=answer.job_id).idempotency_key for answer in answers]
+    assert told == ["z", "b", None, "m", "a", None]
+    assert claimed_ids(6) == [answer.job_id for answer in answers]
 
 
 def test_a_transaction_of_many_enqueues_writes_one_shard(other: Other) -> None:

@@ -15,7 +15,9 @@ from django.db import connection, transaction
 
 from relay_queue import wakeup
 from relay_queue.query import looks
+from relay_queue.store.dialects import dialect_for
 from relay_queue.wakeup import Session, notify, ring_on_commit
+from relay_queue.wakeup.session import END_OLD
 from relay_queue.worker.connections import close_connections
 from tests.conftest import wait_until
 from tests.postgresql import default_is
@@ -164,6 +166,71 @@ def test_a_transaction_that_went_past_django_is_rolled_back_between_two_function
     assert close_connections() == ["default"]
     (left,) = on_server.execute("SELECT count(*) FROM django_content_type").fetchone() or (0,)
     assert left
+
+
+SETTINGS = (
+    *("lock_timeout", "statement_timeout", "idle_session_timeout", "plan_cache_mode", "jit"),
+    *("enable_seqscan", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count"),
+)
+
+
+def settings_of(run: Any) -> list[str]:
+    """Return what a session has set; ``run`` runs a statement in it."""
+    return [run(f"SHOW {name}").fetchone()[0] for name in SETTINGS]
+
+
+def test_behind_a_pooler_nothing_is_set_for_the_next_client_of_the_session(
+    on_server: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = settings_of(on_server.execute)
+    # A pooler tells a number of its own, not that of the server's process.
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    dialect_for(connection).limit_wait(connection, 0.25)
+    assert settings_of(connection.connection.execute) == before
+    session = Session("default", KEY)
+    try:
+        assert session._line is not None
+        assert settings_of(session._line.execute) == before
+    finally:
+        session.release()
+
+
+@pytest.mark.parametrize("said", ["WAKEUP", "DISABLE_SERVER_SIDE_CURSORS", "pool"])
+def test_where_the_settings_name_a_pooler_no_wait_is_bounded_for_all_of_the_session(
+    on_server: psycopg.Connection[Any], settings: Any, said: str
+) -> None:
+    dialect_for(connection).limit_wait(connection, 0.25)
+    assert settings_of(connection.connection.execute)[0] == "250ms", "the session is ours"
+    connection.close()
+    if said == "WAKEUP":
+        settings.RELAY = {"WAKEUP": "poll"}
+    connection.ensure_connection()
+    entry = connection.settings_dict
+    connection.settings_dict = {
+        **entry,
+        "OPTIONS": {"pool": said == "pool"},
+        "DISABLE_SERVER_SIDE_CURSORS": said == "DISABLE_SERVER_SIDE_CURSORS",
+    }
+    try:
+        dialect_for(connection).limit_wait(connection, 0.25)
+        assert settings_of(connection.connection.execute)[0] == "0"
+    finally:
+        connection.settings_dict = entry
+
+
+def test_a_session_that_a_pooler_has_lent_to_another_client_is_not_ended(
+    on_server: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session("default", KEY)
+    (pid,) = holders(on_server)
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    ended = [KEY, 1]
+    assert session._line is not None
+    with session._line.transaction():
+        assert on_server.execute(END_OLD, [pid, *ended]).fetchall() == [], "it is at work"
+    assert session._line.execute(END_OLD, [pid, *ended]).fetchall() == [], "it is this very one"
+    assert on_server.execute(END_OLD, [pid, *ended]).fetchall() == [(True,)]
+    session.release()
 
 
 def test_a_pooler_in_between_is_named_in_the_log(

@@ -48,6 +48,24 @@ def held(claim: Claim) -> Attempt:
     return Attempt(claim, JobContext.of(claim), 0.0)
 
 
+def test_a_living_worker_whose_row_was_deleted_registers_again_under_its_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new = store.NewWorker("0a" * 16, "w", "host", "boot", 7, None, None, ["default"], 4)
+    worker_id = actions.do(store.register_worker, new)
+    actions.enqueue()
+    (claim,) = tick(plan(worker_id, places=1, registered=new)).claims
+    Worker.objects.all().delete()
+    tick(plan(worker_id, [ack(claim)], registered=new, stats=Stats()))
+    row = Worker.objects.get()
+    assert (row.id, row.incarnation, row.pid, row.stopped_at) == (worker_id, "0a" * 16, 7, None)
+    assert "was deleted; registering again" in caplog.text
+    caplog.clear()
+    tick(plan(worker_id, registered=new, stats=Stats()))
+    assert (Worker.objects.count(), caplog.text) == (1, "")
+    assert actions.register() > worker_id, "no id is given twice"
+
+
 def test_outcome_and_next_claim_share_one_commit(worker_id: int) -> None:
     actions.enqueue_each(2)
     first = tick(plan(worker_id, places=1)).claims[0]

@@ -180,4 +180,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
-        """Bound how long the connection itself waits for the write lock, from now on."""
+        """Bound how long the connection itself waits for the write lock, from now on.
+
+        Nothing is set where others may use the same session with the server, now or later.
+        """

@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, transacti
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from relay_queue import clock
+from relay_queue import clock, conf
 from relay_queue.db.fast_atomic import FastAtomic, is_watched
 from relay_queue.store.dialects.base import Dialect, Trouble
 from relay_queue.store.dialects.pg_cursor import STALE, PreparedCursor, array, numbered
@@ -21,23 +21,38 @@ from relay_queue.store.dialects.pg_cursor import STALE, PreparedCursor, array, n
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-SHARDS: Final = 64
-"""Counters of a queue and state: as many transactions may write at once without waiting."""
+SHARDS: Final = 1024
+"""Counters of a queue and state: as many transactions may be open at once without waiting.
+
+More than a server has connections. Sums read only the shards that were ever written, and those are as
+many as transactions were open at the same time.
+"""
 
 SHARD_LOCKS: Final = 0x52_45_4C_59
 """The class of the advisory locks on shards. A project's own locks hardly use it."""
 
 FREE_SHARD = f"""COALESCE(
-    (SELECT shard FROM generate_series(0, {SHARDS - 1}) AS shard
+    (SELECT shard FROM (SELECT generate_series(0, {SHARDS - 1}) AS shard) AS every
      WHERE pg_try_advisory_xact_lock({SHARD_LOCKS}, shard) LIMIT 1),
     mod(pg_backend_pid(), {SHARDS}))"""
-"""The first shard that no other open transaction writes: so no two of them meet on a row."""
+"""The first shard that no other open transaction writes: so no two of them meet on a row.
+
+The series stands in a list of columns, where it ends with the first that is free. In FROM all of it
+would be made first.
+"""
 
 READ_CLOCK = "SELECT clock_timestamp()"
 """Read the server's clock, as it is now: ``now()`` stands still in a transaction."""
 
 BOUND_WAITS = f"{READ_CLOCK}, set_config('lock_timeout', %s, true)"
 """The same, and bound every wait for a lock in this transaction."""
+
+BOUND_WAITS_OF_SESSION = "SELECT set_config('lock_timeout', %s, false) WHERE pg_backend_pid() = %s"
+"""Bound every wait of a session that is the client's own.
+
+A pooler tells its clients process numbers of its own. The session may serve other clients next, and
+what is set for all of it would be set for them.
+"""
 
 _FIXED_PLANS = {
     "plan_cache_mode": "force_generic_plan",
@@ -233,9 +248,17 @@ class PostgreSQLDialect(Dialect):
                 cursor.execute(f"ALTER TABLE {table} SET ({STORAGE[table]})")
 
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
-        """Set the session's lock timeout."""
+        """Set the session's lock timeout, where the session is nobody else's before or after.
+
+        Through a pooler only the transactions that name a bound of their own have one.
+        """
+        connection.ensure_connection()
+        shared = _is_pooled(connection) or connection.settings_dict["OPTIONS"].get("pool")
+        if shared or conf.get().wakeup == "poll":
+            return
+        own_pid = connection.connection.info.backend_pid
         with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", [_timeout(seconds)])
+            cursor.execute(BOUND_WAITS_OF_SESSION, [_timeout(seconds), own_pid])
 
 
 READ_ONLY: Final = "25006"
@@ -294,8 +317,12 @@ def _unnest(casts: tuple[str, ...]) -> str:
 
 
 def _cursor(connection: BaseDatabaseWrapper) -> PreparedCursor:
-    pooled = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-    return PreparedCursor(connection.connection, pooled=bool(pooled))
+    return PreparedCursor(connection.connection, pooled=_is_pooled(connection))
+
+
+def _is_pooled(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether the settings name a pooler that gives each transaction another session."""
+    return bool(connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"))
 
 
 def _only_id(row: tuple[Any, ...] | None) -> int | None:
