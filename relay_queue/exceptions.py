@@ -43,6 +43,14 @@ class PayloadError(InvalidJob, TypeError):
         self.path = path
 
 
+class ResultError(PayloadError):
+    """What a function returned cannot be stored as JSON, or is too large or too deep.
+
+    It is fatal: the function has done its work, and would do it again. Only a task whose ``retry_on``
+    names this class or `PayloadError` is tried again.
+    """
+
+
 class UnknownQueue(InvalidJob):
     """The queue is not one of those that ``RELAY["QUEUES"]`` lists."""
 

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeGuard
 from zlib import crc32
 
-from relay_queue.exceptions import PayloadError
+from relay_queue.exceptions import PayloadError, ResultError
 
 # Python refuses to read integers with more digits, unless that limit is changed. A producer with
 # another limit must not enqueue what a worker with the usual one cannot decode.
@@ -38,6 +38,8 @@ _STRINGS: Final = frozenset({str})
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
 _SHOWN_KEY_CHARS: Final = 60
+_SHOWN_ERROR_CHARS: Final = 200
+_IN_THE_TASK: Final = re.compile(" and [^.]* in the task")
 
 # The circle check of the encoder costs time and is not needed: the depth is bounded before.
 _ENCODER: Final = json.JSONEncoder(
@@ -91,13 +93,16 @@ def encode(
 def encode_result(value: Any, *, max_bytes: int, max_depth: int) -> str:
     """Return the canonical JSON text of a function's result.
 
-    ``max_depth`` bounds the nesting inside the outermost container. Raises `PayloadError` like
-    `encode`; paths start with ``result``.
+    ``max_depth`` bounds the nesting inside the outermost container. What ``json.dumps`` or the
+    framework turns into JSON is taken, too: keys that are numbers, booleans or None become text,
+    other mappings and sequences become dictionaries and lists, and UTF-8 as bytes becomes text. To
+    refuse it would cost the work of the function. Raises `ResultError` with the path of the first
+    value at fault; paths start with ``result``.
     """
     text = _encode_plain(value, (value,), max_bytes, max_depth)
     if text is None:
         limits = _Limits("the result", "MAX_RESULT_BYTES", max_bytes, max_depth)
-        text = _encode_carefully(value, {"result": value}, limits)
+        text = _encode_converted(value, limits)
     return text
 
 
@@ -227,6 +232,20 @@ def _encode_carefully(value: Any, roots: Mapping[str, Any], limits: _Limits) -> 
     return text
 
 
+def _encode_converted(value: object, limits: _Limits) -> str:
+    """Encode a result after it was made of JSON types, by code of its own values in part."""
+    try:
+        text = _ENCODER.encode(_Conversion(limits).convert(value, "result", 0))
+        if len(text) > limits.max_bytes:
+            raise limits.too_large(f"{len(text):,}")
+    except PayloadError as refusal:
+        raise ResultError(str(refusal), refusal.path) from None
+    except Exception as error:
+        text = clean_text(error, _SHOWN_ERROR_CHARS)
+        raise ResultError(f"{limits.what} cannot be stored as JSON: {text}") from error
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class _Limits:
     """What is being encoded, and how much of it is admitted."""
@@ -270,17 +289,16 @@ class _Search:
                 raise _fault(path, f"is an integer of more than {limit} digits. Pass it as text.")
         elif value is not None:
             name = type(value).__name__
-            raise _fault(path, f"is of type {name}, which JSON does not have. {_hint_for(value)}")
+            raise _fault(path, f"is of type {name}, which JSON does not have. {self.hint(value)}")
+
+    def hint(self, value: object) -> str:
+        """Return what to pass instead of a value."""
+        return _hint_for(value)
 
     def _visit_container(
         self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: str, depth: int
     ) -> None:
-        if id(value) in self.ancestors:
-            raise _fault(path, "contains itself.")
-        if depth > self.limits.max_depth:
-            limit = f'{self.limits.max_depth}, RELAY["MAX_PAYLOAD_DEPTH"]'
-            raise _fault(path, f"is nested too deep; the limit is {limit}. Flatten the data.")
-        self.ancestors.add(id(value))
+        self.enter(value, path, depth)
         if isinstance(value, dict):
             for key, item in value.items():
                 self.visit(item, f"{path}[{_checked_key(key, path)}]", depth + 1)
@@ -288,6 +306,79 @@ class _Search:
             for index, item in enumerate(value):
                 self.visit(item, f"{path}[{index}]", depth + 1)
         self.ancestors.discard(id(value))
+
+    def enter(self, value: object, path: str, depth: int) -> None:
+        """Note that the search is inside of a container. Raises for a circle, and beyond the limit."""
+        if id(value) in self.ancestors:
+            raise _fault(path, "contains itself.")
+        if depth > self.limits.max_depth:
+            limit = f'{self.limits.max_depth}, RELAY["MAX_PAYLOAD_DEPTH"]'
+            raise _fault(path, f"is nested too deep; the limit is {limit}. Flatten the data.")
+        self.ancestors.add(id(value))
+
+
+@dataclass(slots=True)
+class _Conversion(_Search):
+    """Makes a value of JSON types from a result, as ``json.dumps`` and the framework do."""
+
+    def convert(self, value: object, path: str, depth: int) -> Any:
+        """Return one value, which lies inside ``depth`` containers, as JSON types."""
+        if isinstance(value, bytes):
+            value = _decoded(value, path)
+        if not _holds_items(value):
+            self.visit(value, path, depth)
+            return value
+        self.items += 1
+        # Before they are listed: a range says how long it is without having a single item.
+        if self.items + len(value) > self.limits.max_bytes:
+            raise self.limits.too_large(f"more than {self.limits.max_bytes:,}")
+        self.enter(value, path, depth)
+        converted: Any
+        if isinstance(value, Mapping):
+            converted = self._convert_items(value, path, depth)
+        else:
+            converted = [
+                self.convert(item, f"{path}[{index}]", depth + 1)
+                for index, item in enumerate(value)
+            ]
+        self.ancestors.discard(id(value))
+        return converted
+
+    def hint(self, value: object) -> str:
+        """Return what to return instead of a value."""
+        return _IN_THE_TASK.sub("", _hint_for(value)).replace("Pass", "Return", 1)
+
+    def _convert_items(
+        self, value: Mapping[Any, object], path: str, depth: int
+    ) -> dict[str, object]:
+        converted: dict[str, object] = {}
+        for key, item in value.items():
+            text = _key_as_text(key, path)
+            where = f"{path}[{_checked_key(text, path)}]"
+            if text in converted:
+                raise _fault(where, "is there twice, since JSON keys are text. Use other keys.")
+            converted[text] = self.convert(item, where, depth + 1)
+        return converted
+
+
+def _key_as_text(key: object, path: str) -> Any:
+    """Return a key as ``json.dumps`` spells it; what it does not spell is returned as it is."""
+    if key is None or isinstance(key, bool):
+        return {None: "null", True: "true", False: "false"}[key]
+    if isinstance(key, int):
+        return int.__repr__(key)
+    if isinstance(key, float) and math.isfinite(key):
+        return float.__repr__(key)
+    return _decoded(key, path) if isinstance(key, bytes) else key
+
+
+def _decoded(value: bytes, path: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _fault(
+            path, "has bytes that are not UTF-8. Return text, for example base64."
+        ) from None
 
 
 def _checked_key(key: object, path: str) -> str:

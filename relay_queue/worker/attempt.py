@@ -14,7 +14,7 @@ from typing import Any
 
 from relay_queue.compat import AnyResult, AnyTask, BaseTaskBackend
 from relay_queue.context import JobContext
-from relay_queue.exceptions import Cancelled, Fatal, Retry, TimedOut
+from relay_queue.exceptions import Cancelled, Fatal, PayloadError, ResultError, Retry, TimedOut
 from relay_queue.store.records import Claim, Settled, Settlement
 
 
@@ -30,6 +30,9 @@ class Rules:
         # Not isinstance: it believes an instance that lies about its __class__.
         if issubclass(kind, (Fatal, *self.fatal_on)):
             return True
+        if issubclass(kind, ResultError):
+            # Named, and not only covered by a class as wide as Exception.
+            return not any(issubclass(wanted, PayloadError) for wanted in self.retry_on)
         tried_again = (Retry, Cancelled, TimedOut, *self.retry_on)
         return bool(self.retry_on) and not issubclass(kind, tried_again)
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 from relay_queue import conf
 from relay_queue.backoff import MAX_DELAY_SECONDS
-from relay_queue.compat import normalize_json
 from relay_queue.exceptions import (
     Cancelled,
     InvalidJob,
-    PayloadError,
     Retry,
     Snooze,
     TimedOut,
     shown,
 )
-from relay_queue.payload import clean_text, encode_result, is_bounded
+from relay_queue.payload import clean_text, encode_result
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker.attempt import Attempt
 
@@ -39,27 +36,13 @@ class NotBegun(Exception):
 
 
 def success(claim: Claim, value: object) -> Settlement:
-    """Return the ack with the function's result. Raises `PayloadError` if it cannot be stored."""
+    """Return the ack with the function's result. Raises `ResultError` if it cannot be stored."""
     if value is None:
         return claim.settlement("ack", "null")
     settings = conf.get()
     size, depth = settings.max_result_bytes, settings.max_payload_depth
-    encode = partial(encode_result, max_bytes=size, max_depth=depth)
-    try:
-        text = encode(value)
-    except PayloadError as refused:
-        # What the framework takes besides JSON types: other sequences and mappings, bytes.
-        text = encode(_normal(value, refused, size, depth))
+    text = encode_result(value, max_bytes=size, max_depth=depth)
     return claim.settlement("ack", text)
-
-
-def _normal(value: object, refused: PayloadError, max_items: int, max_depth: int) -> object:
-    try:
-        if is_bounded([value], max_items=max_items, max_depth=max_depth):
-            return normalize_json(value)
-    except Exception:  # noqa: BLE001 - the value's own code may raise anything
-        raise refused from None
-    raise refused
 
 
 def failure(attempt: Attempt, error: BaseException) -> Settlement:

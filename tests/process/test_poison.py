@@ -59,11 +59,11 @@ STORED: dict[str, tuple[tuple[str, list[str]], str]] = {
     "threads": (FINE, ""),
     "handlers": (FAILED, "signal only works in main thread"),
     "warnings": (FINE, ""),
-    "no JSON": (FAILED, "set"),
-    "odd object": (FAILED, "Unequal"),
-    "no number": (FAILED, "nan"),
-    "too large": (FAILED, "2,000,002 bytes"),
-    "surrogate result": (FAILED, "surrogate"),
+    "no JSON": (FATAL, "set"),
+    "odd object": (FATAL, "Unequal"),
+    "no number": (FATAL, "nan"),
+    "too large": (FATAL, "2,000,002 bytes"),
+    "surrogate result": (FATAL, "surrogate"),
 }
 ASYNCHRONOUS = ("odd", "mute", "exit", "interrupt", "memory", "surrogate", "no JSON", "too large")
 """What coroutines do as well, in the one event loop of their process."""

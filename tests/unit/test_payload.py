@@ -7,18 +7,18 @@ import json
 import math
 import sys
 import uuid
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.utils.translation import gettext_lazy
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from relay_queue import payload
-from relay_queue.exceptions import InvalidJob, PayloadError
+from relay_queue.exceptions import InvalidJob, PayloadError, ResultError
 
 LIMITS = {"max_bytes": 1_048_576, "max_depth": 100}
 
@@ -33,6 +33,13 @@ def containers(inner: st.SearchStrategy) -> st.SearchStrategy:
     return st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
 
 
+other_keys = (
+    st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.booleans()
+    | st.none()
+    | st.text()
+)
 values = st.recursive(scalars, containers, max_leaves=8)
 several = st.lists(values, max_size=3)
 named = st.dictionaries(keys, values, max_size=3)
@@ -220,6 +227,42 @@ class TestRefusal:
         assert caught.value.path == "result['a'][0]"
         with pytest.raises(PayloadError, match="MAX_RESULT_BYTES"):
             payload.encode_result("x" * 100, max_bytes=64, max_depth=1)
+
+    @given(st.dictionaries(other_keys, values, max_size=3))
+    def test_keys_of_results_are_spelled_as_json_spells_them(self, value: Any) -> None:
+        dumped = json.loads(json.dumps(value))
+        assume(len(dumped) == len(value))
+        assert json.loads(payload.encode_result(value, **LIMITS)) == dumped
+
+    @pytest.mark.parametrize(
+        ("value", "path", "what"),
+        [
+            ({1: "a", "1": "b"}, "result['1']", "there twice"),
+            ({(1, 2): 3}, "result", "a key of type tuple"),
+            ({math.inf: 1}, "result", "a key of type float"),
+            ([b"\xff"], "result[0]", "not UTF-8"),
+            ([range(10**9)], "", "more than"),
+            (
+                {1: {"a": datetime.date(2026, 1, 2)}},
+                "result['1']['a']",
+                r"Return value.isoformat\(\)\.$",
+            ),
+        ],
+    )
+    def test_a_result_that_nobody_takes_is_refused_with_its_path(
+        self, value: Any, path: str, what: str
+    ) -> None:
+        with pytest.raises(ResultError, match=what) as caught:
+            payload.encode_result(value, **LIMITS)
+        assert caught.value.path == path
+
+    def test_a_result_whose_own_code_raises_is_refused(self) -> None:
+        class Broken(UserDict[str, int]):
+            def __len__(self) -> int:
+                raise RuntimeError("broken length")
+
+        with pytest.raises(ResultError, match="cannot be stored as JSON: broken length"):
+            payload.encode_result({"a": Broken()}, **LIMITS)
 
     def test_the_message_shows_no_value_and_only_the_start_of_a_long_key(self) -> None:
         message = str(refusal({"k" * 5000: {"password": b"hunter2"}}))

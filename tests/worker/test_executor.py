@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from math import inf
 from time import monotonic
 from typing import Any
@@ -22,12 +23,12 @@ from relay_queue import store
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import TaskResultStatus, signals
 from relay_queue.context import JobContext
-from relay_queue.exceptions import PayloadError
+from relay_queue.exceptions import PayloadError, ResultError
 from relay_queue.models import Job, Lease
 from relay_queue.payload import clean_text
 from relay_queue.store.records import Claim
 from relay_queue.worker import outcome
-from relay_queue.worker.attempt import Attempt
+from relay_queue.worker.attempt import Attempt, Rules
 from relay_queue.worker.executor import execute
 from tests import tasks
 from tests.conftest import wait_until
@@ -156,10 +157,10 @@ def test_impossible_delays_are_a_failed_attempt_that_says_so(task: Any, seconds:
 
 
 @pytest.mark.parametrize("kind", ["set", "object", "nan", "huge"])
-def test_results_that_cannot_be_stored_are_a_failed_attempt(kind: str) -> None:
+def test_results_that_cannot_be_stored_are_fatal(kind: str) -> None:
     settlement = run(claim_of(tasks.give_back, kind)).settlement
-    assert settlement.verb == "nack"
-    assert settlement.error == "relay_queue.exceptions.PayloadError"
+    assert (settlement.verb, settlement.fatal) == ("nack", True)
+    assert settlement.error == "relay_queue.exceptions.ResultError"
     assert "result" in settlement.message
 
 
@@ -377,7 +378,6 @@ def test_the_log_says_whether_a_failure_will_be_tried_again(
     assert any(line.startswith(f"job {claim.job_id} {said}") for line in caplog.messages)
 
 
-# --- Coroutines ----------------------------------------------------------------------------
 def own_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
     """Return what Relay's own lines said: level, text, and whether a traceback came along."""
     return [
@@ -425,6 +425,7 @@ def test_a_job_that_can_never_run_is_an_error_in_the_log(caplog: pytest.LogCaptu
     )
 
 
+# --- Coroutines ----------------------------------------------------------------------------
 
 
 def test_coroutine_function_runs_to_its_result() -> None:
@@ -597,12 +598,41 @@ def test_failing_commit_hook_does_not_undo_the_success(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize(
     ("value", "stored"),
-    [(b"text", '"text"'), ((1, 2), "[1,2]"), (range(2), "[0,1]"), (deque([1]), "[1]")],
+    [
+        (b"text", '"text"'),
+        ((1, 2), "[1,2]"),
+        (range(2), "[0,1]"),
+        (deque([1]), "[1]"),
+        ({1: 2}, '{"1":2}'),
+        ({"a": [{None: b"x", 1.5: {True: ()}}]}, '{"a":[{"1.5":{"true":[]},"null":"x"}]}'),
+    ],
 )
 def test_a_result_is_taken_as_the_framework_takes_it(value: Any, stored: str) -> None:
     assert outcome.success(claim_of(tasks.noop), value).result == stored
 
 
-def test_a_result_that_the_framework_refuses_too_is_refused_by_its_first_fault() -> None:
-    with pytest.raises(PayloadError, match="result"):
-        outcome.success(claim_of(tasks.noop), object())
+def test_a_result_that_nobody_takes_is_refused_with_the_path_of_the_very_value() -> None:
+    with pytest.raises(ResultError, match=r"^result\['b'\]\['1'\]\[0\] is of type date") as refusal:
+        outcome.success(claim_of(tasks.noop), {"a": b"fine", "b": {1: [date(2026, 1, 2)]}})
+    assert refusal.value.path == "result['b']['1'][0]"
+
+
+@pytest.mark.parametrize(
+    ("retry_on", "is_fatal"),
+    [((), True), ((Exception,), True), ((ResultError,), False), ((PayloadError,), False)],
+)
+def test_a_result_that_cannot_be_stored_is_tried_again_only_if_the_task_says_so(
+    retry_on: tuple[type[Exception], ...], is_fatal: bool
+) -> None:
+    assert Rules(retry_on).are_fatal(ResultError) is is_fatal
+    assert not Rules().are_fatal(PayloadError), "that of an enqueue in the function"
+
+
+@on_each_engine
+def test_a_function_whose_result_cannot_be_stored_runs_once() -> None:
+    result = tasks.give_back.using(max_attempts=5).enqueue("set")
+    (claim,) = claim_next()
+    assert settle(run(claim).settlement).state == "dead"
+    job = Job.objects.get(pk=result.id)
+    assert (job.state, job.attempt) == ("dead", 1)
+    assert job.last_error.startswith("ResultError: result is of type set")
