@@ -153,8 +153,8 @@ def recent(now: datetime, minutes: int = 60, **of: Any) -> RecentStats:
     for queue, *counts in _rows(BY_QUEUE.format(only=only), *since):
         found.queues[queue] = Tally(*map(int, counts))
     for column, histogram in (("wait_histogram", found.wait), ("run_histogram", found.run)):
-        counts = reads.dialect().each_count.format(column=column)
-        for slot, n in _rows(BY_SLOT.format(counts=counts, only=only), *since):
+        table = reads.dialect().each_count.format(column=column)
+        for slot, n in _rows(BY_SLOT.format(counts=table, only=only), *since):
             if n and str(slot).isdecimal():  # another key is of a row that was altered on disk
                 histogram.counts[int(slot)] = int(n)
     return found

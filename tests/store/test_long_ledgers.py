@@ -12,6 +12,7 @@ from relay_queue import api, conf, store
 from relay_queue.models import Job, Lease
 from relay_queue.operations import DISCARD
 from relay_queue.query import ledger
+from relay_queue.query import verify as verification
 from relay_queue.query.verify import verify
 from relay_queue.states import KEPT_LEASES, State
 from relay_queue.store.prune import MOST_LEASES
@@ -124,6 +125,28 @@ def test_a_ledger_with_a_hole_is_condemned_however_long_it_is(wall: Wall) -> Non
     assert faults() == []
     rows(Lease).filter(job=job_id, attempt=KEPT_LEASES).delete()
     assert faults() != []
+
+
+def test_verify_reads_a_bounded_number_of_leases_in_one_look(
+    wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_ids = enqueue_each(8)
+    for job_id in job_ids:
+        add_leases(job_id, 30)
+    looks: list[tuple[int, int]] = []
+    ledger_faults = verification._ledger_faults
+
+    def look(after: int, end: int) -> Iterator[Any]:
+        looks.append((after, end))
+        return ledger_faults(after, end)
+
+    monkeypatch.setattr(verification, "LEASES_PER_RANGE", 60)
+    monkeypatch.setattr(verification, "_ledger_faults", look)
+    rows(Job).filter(pk=job_ids[3]).update(attempt=1)
+    assert len(faults()) == 1
+    for after, end in looks:
+        assert rows(Lease).filter(job__gt=after, job__lte=end).count() <= 60
+    assert sum(end - after for after, end in looks) == job_ids[-1], "each id is looked at once"
 
 
 def test_a_discard_deletes_a_bounded_number_of_leases_in_each_transaction(wall: Wall) -> None:
