@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db.models.signals import post_init
 
 from relay_queue import store
 from relay_queue.models import Job, Lease
@@ -21,22 +23,21 @@ pytestmark = pytest.mark.usefixtures("wall")
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def made() -> Iterator[list[Lease]]:
     """The leases that were read from the table, one entry each."""
-    read: list[Any] = []
-    from_db = Lease.from_db.__func__  # type: ignore[attr-defined]
+    read: list[Lease] = []
 
-    def note(model: Any, *values: Any) -> Any:
-        read.append(values)
-        return from_db(model, *values)
+    def note(instance: Lease, **_: Any) -> None:
+        read.append(instance)
 
-    monkeypatch.setattr(Lease, "from_db", classmethod(note))
-    return read
+    post_init.connect(note, sender=Lease)
+    yield read
+    post_init.disconnect(note, sender=Lease)
 
 
 @pytest.mark.parametrize(("outcome", "verdict"), [("snoozed", "repeated"), ("failed", "repeated")])
 def test_the_story_of_a_job_reads_its_newest_leases_and_says_how_many_there_are(
-    outcome: str, verdict: str, made: list[Any]
+    outcome: str, verdict: str, made: list[Lease]
 ) -> None:
     job_id = enqueue()
     add_leases(job_id, LONG, outcome)
@@ -81,7 +82,7 @@ def test_inspect_tells_the_newest_attempts_and_that_there_are_more(
 
 
 def test_a_result_reads_the_newest_charged_attempts_and_counts_the_others(
-    made: list[Any], wall: Wall
+    made: list[Lease], wall: Wall
 ) -> None:
     job_id = enqueue(task=TASK, max_attempts=5)
     add_leases(job_id, LONG, "failed")
@@ -94,7 +95,7 @@ def test_a_result_reads_the_newest_charged_attempts_and_counts_the_others(
     assert result.errors[-1].exception_class_path == "builtins.KeyError"
 
 
-def test_a_result_looks_past_attempts_that_were_not_charged(made: list[Any], wall: Wall) -> None:
+def test_a_result_looks_past_attempts_that_were_not_charged(made: list[Lease], wall: Wall) -> None:
     job_id = enqueue(task=TASK, max_attempts=5)
     nack(claim_one(), error="builtins.KeyError", delay_seconds=0.0)
     add_leases(job_id, MOST_LEASES // 2)
