@@ -281,7 +281,8 @@ aset_limits = _from_coroutines(set_limits)
 
 def _change(operation: JobOperation, job: AnyJob, **given: int) -> None:
     job_id = _id_of(job)
-    store.in_transaction(lambda tx: operation.change_one(tx, job_id, **given))
+    while not store.in_transaction(lambda tx: operation.change_one(tx, job_id, **given)):
+        pass  # a job with a long ledger is deleted in several transactions
 
 
 def _change_many(operation: JobOperation, jobs: Iterable[AnyJob], **given: int) -> Changed:

@@ -92,15 +92,22 @@ class JobOperation(Operation):
     def change(self, job_ids: Iterable[int], **given: int) -> Iterator[store.Changed]:
         """Do it to jobs, in transactions of at most ``BATCH`` of them; yield what each has done.
 
+        A transaction that deletes is bounded in leases, too, and may leave some jobs to the next.
         Inside the caller's transaction all of them are part of that. Raises what the store raises:
         the batch at hand is not changed then, and those before it stay as they are.
         """
         ids = iter(dict.fromkeys(job_ids))
         while batch := list(islice(ids, BATCH)):
-            yield _change(self, batch, given)
+            while batch:
+                changed = _change(self, batch, given)
+                batch = changed.left
+                yield changed
 
-    def change_one(self, tx: store.Transaction, job_id: int, /, **given: int) -> None:
-        """Do it to one job. Raises `JobNotFound`, or `InvalidTransition` in another state."""
+    def change_one(self, tx: store.Transaction, job_id: int, /, **given: int) -> bool:
+        """Do it to one job; False if the transaction had no room for all of it, and it wants another.
+
+        Raises `JobNotFound`, or `InvalidTransition` in another state.
+        """
         changed = self.verb(tx, [job_id], **given)
         if changed.missing:
             raise JobNotFound(job_id)
@@ -108,6 +115,7 @@ class JobOperation(Operation):
             raise InvalidTransition(
                 job_id, state, self.to, operation=self.command, states=self.listed_states
             )
+        return not changed.left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

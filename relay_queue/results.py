@@ -34,6 +34,12 @@ STATUSES: Final[dict[str, TaskResultStatus]] = {
     State.CANCELLED: TaskResultStatus.FAILED,
 }
 
+MOST_ATTEMPTS: Final = 100
+"""Attempts that a result tells of, the newest ones: a job may have a hundred thousand."""
+
+MOST_LEASES: Final = 1000
+"""Leases among which they are looked for: those that were not charged are passed over."""
+
 # The outcomes that are errors, with the exception that stands for those that no function raised.
 _ERRORS: Final[dict[str | None, type[BaseException]]] = {
     Outcome.FAILED: Exception,
@@ -78,7 +84,9 @@ def stored_result(result_id: str) -> AnyResult:
     """Read a job and its attempts. Raises ``TaskResultDoesNotExist`` or ``TaskResultMismatch``.
 
     ``worker_ids`` has the worker of each charged attempt, and ``errors`` an error for each that
-    failed. A cancelled job has one more, the last, which says so. A job that failed without any
+    failed. Of a long ledger only the newest attempts are read, at most ``MOST_ATTEMPTS``. The
+    workers of older ones are empty texts, so that ``attempts`` is right, and their errors are left
+    out. A cancelled job has one more, the last, which says so. A job that failed without any
     attempt has one, too.
     """
     # Models need loaded apps, and tasks may be imported before that.
@@ -88,12 +96,13 @@ def stored_result(result_id: str) -> AnyResult:
     if job is None:
         raise TaskResultDoesNotExist(result_id)
     try:
-        leases = list(job.leases.select_related("worker").order_by("id"))
-        options = _call_options(job, leases)
+        granted = list(job.leases.order_by("-id").values_list("acquired_at", flat=True)[:2])
+        options = _call_options(job, leased_once=len(granted) < 2)
         task = as_enqueued(job.task, job.backend, job.queue, job.priority, **options)
         args, kwargs = payload.decode(job.payload)
     except (UnknownTask, PayloadError) as error:
         raise TaskResultMismatch(f"job {job.pk} cannot be shown as a result: {error}") from error
+    leases = _charged(job)
     result = TaskResult(
         task=task,
         id=str(job.pk),
@@ -101,12 +110,12 @@ def stored_result(result_id: str) -> AnyResult:
         enqueued_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
-        last_attempted_at=leases[-1].acquired_at if leases else None,
+        last_attempted_at=granted[0] if granted else None,
         args=args,
         kwargs=kwargs,
         backend=job.backend,
         errors=_errors(job, leases),
-        worker_ids=[_worker(lease) for lease in leases if lease.outcome not in UNCHARGED],
+        worker_ids=[""] * (job.attempt - len(leases)) + [_worker(lease) for lease in leases],
     )
     if job.result is not None:
         object.__setattr__(result, "_return_value", json.loads(job.result))
@@ -162,13 +171,13 @@ class EnqueuedResults(Sequence[AnyResult]):
         return result
 
 
-def _call_options(job: Job, leases: Sequence[Lease]) -> dict[str, Any]:
+def _call_options(job: Job, *, leased_once: bool) -> dict[str, Any]:
     """Return what the call of a job said besides its arguments, as far as the table knows it."""
     options: dict[str, Any] = {}
     if job.idempotency_key is not None:
         options["idempotency_key"] = job.idempotency_key
     # A second attempt has moved it: then it is when that was due.
-    once = len(leases) <= 1 and job.state not in {State.RETRYING, State.SCHEDULED, State.READY}
+    once = leased_once and job.state not in {State.RETRYING, State.SCHEDULED, State.READY}
     if (once or job.started_at is None) and job.available_at > job.created_at:
         options["run_after"] = job.available_at
     return options
@@ -184,6 +193,13 @@ def _job_id(result_id: str) -> int:
     if not validation.is_id(job_id):
         raise TaskResultDoesNotExist(result_id)
     return job_id
+
+
+def _charged(job: Job) -> list[Lease]:
+    """Return the newest charged attempts, oldest first. Snoozed ones may be many and tell nothing."""
+    window = job.leases.order_by("-id").values("id")[:MOST_LEASES]
+    charged = job.leases.filter(id__in=window).exclude(outcome__in=UNCHARGED)
+    return list(charged.select_related("worker").order_by("-id")[:MOST_ATTEMPTS])[::-1]
 
 
 def _errors(job: Job, leases: Sequence[Lease]) -> list[TaskError]:

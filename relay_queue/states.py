@@ -81,6 +81,10 @@ WAITING: Final = NOT_DUE | {State.READY}
 # An uncharged lease gives its attempt back; every other one has used it up for good.
 UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})
 
+# The newest leases of a job that stay while it is in the tables. A longer ledger loses its oldest
+# leases: those of a finished job that is being pruned, and the uncharged ones of any job.
+KEPT_LEASES: Final = 100
+
 # Outcomes that the function itself gave. After any other end it is unknown whether it had its
 # effect.
 ANSWERED: Final = frozenset({Outcome.ACKED, Outcome.FAILED, Outcome.FATAL, Outcome.SNOOZED})

@@ -15,7 +15,7 @@ from relay_queue.cli.output import duration, short
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
 from relay_queue.query import ledger, server, status
-from relay_queue.query.ledger import Story, shown_token
+from relay_queue.query.ledger import Story, counted, shown_token
 from relay_queue.states import State
 from relay_queue.wakeup.files import database_path
 
@@ -143,6 +143,9 @@ def _show_story(story: Story, out: Output) -> None:
             "because": story.detail,
         }
     )
+    if story.older:
+        out.line()
+        out.line(f"The newest {len(story.leases)} attempts; {counted(story.older)} older ones.")
     for lease in story.leases:
         out.line()
         _show_lease(lease, out)
@@ -195,6 +198,7 @@ def _story_as_data(story: Story) -> dict[str, Any]:
     return {
         "job": job,
         "leases": leases,
+        "older_leases": story.older,
         "verdict": str(story.verdict.label),
         "detail": story.detail,
     }

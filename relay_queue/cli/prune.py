@@ -78,9 +78,9 @@ def _prune_jobs(state: State, before: datetime) -> int:
     total = 0
     while True:
         with store.transaction() as tx:
-            n = store.prune(tx, state, before, BATCH)
-        total += n
-        if n < BATCH:
+            pruned = store.prune(tx, state, before, BATCH)
+        total += pruned.jobs
+        if not pruned.more:
             return total
 
 

@@ -6,9 +6,8 @@ back costs the same after a million jobs.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,16 +16,21 @@ from relay_queue.query import reads
 
 BY_MINUTE = """
     SELECT minute, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
-    FROM relay_queue_queueminute WHERE minute >= %s GROUP BY minute ORDER BY minute
+    FROM relay_queue_queueminute WHERE minute >= %s{only} GROUP BY minute ORDER BY minute
 """
 """Add up each minute over queues and workers, in the order of the key's index."""
 
-IN_DETAIL = """
-    SELECT minute, succeeded, failed, retried, died, queue, wait_histogram, run_histogram
-    FROM relay_queue_queueminute WHERE minute >= %s
+BY_QUEUE = """
+    SELECT queue, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
+    FROM relay_queue_queueminute WHERE minute >= %s{only} GROUP BY queue
 """
-"""Read the rows of the last minutes with their histograms."""
+"""Add up each queue over minutes and workers."""
 
+BY_SLOT = """
+    SELECT slot.key, SUM(CAST(slot.value AS bigint))
+    FROM relay_queue_queueminute, {counts} WHERE minute >= %s{only} GROUP BY slot.key
+"""
+"""Add up the histograms of all rows, bucket by bucket: 50 queues and 32 workers have 96,000 an hour."""
 
 EVENTS = ("claimed", "succeeded", "failed", "retried", "died", "expired", "refused")
 
@@ -73,19 +77,6 @@ class Histogram:
     """How many durations fell into each bucket of `relay_queue.store.bucket`."""
 
     counts: dict[int, int] = field(default_factory=dict)
-
-    def add(self, texts: Sequence[str]) -> None:
-        """Add histograms as they are stored. One that was altered on disk is left out."""
-        try:
-            # All at once: most of the time would go into calls.
-            found = _counts(json.loads(f"[{','.join(texts)}]"))
-        except (ValueError, TypeError, AttributeError):
-            if len(texts) > 1:
-                for text in texts:
-                    self.add([text])
-            return
-        for slot, n in found.items():
-            self.counts[slot] = self.counts.get(slot, 0) + n
 
     @property
     def total(self) -> int:
@@ -145,7 +136,7 @@ def series(now: datetime, width: timedelta, length: int) -> list[Bucket]:
     ``width`` is in whole minutes and divides a day.
     """
     spans = empty_series(now, width, length)
-    _fill(spans, _rows(BY_MINUTE, spans[0].start))
+    _fill(spans, _rows(BY_MINUTE.format(only=""), spans[0].start))
     return spans
 
 
@@ -156,13 +147,16 @@ def recent(now: datetime, minutes: int = 60, **of: Any) -> RecentStats:
     """
     spans = empty_series(now, timedelta(minutes=1), minutes)
     only = "".join(f" AND {name} = %s" for name in of)
-    rows = _rows(IN_DETAIL + only, spans[0].start, *of.values())
-    _fill(spans, (row[:5] for row in rows))
+    since = (spans[0].start, *of.values())
+    _fill(spans, _rows(BY_MINUTE.format(only=only), *since))
     found = RecentStats(spans)
-    for _, succeeded, failed, retried, died, queue, *_texts in rows:
-        found.queues.setdefault(queue, Tally()).add(succeeded, failed, retried, died)
-    found.wait.add([row[6] for row in rows])
-    found.run.add([row[7] for row in rows])
+    for queue, *counts in _rows(BY_QUEUE.format(only=only), *since):
+        found.queues[queue] = Tally(*map(int, counts))
+    for column, histogram in (("wait_histogram", found.wait), ("run_histogram", found.run)):
+        table = reads.dialect().each_count.format(column=column)
+        for slot, n in _rows(BY_SLOT.format(counts=table, only=only), *since):
+            if n and str(slot).isdecimal():  # another key is of a row that was altered on disk
+                histogram.counts[int(slot)] = int(n)
     return found
 
 
@@ -179,14 +173,6 @@ def empty_series(now: datetime, width: timedelta, length: int) -> list[Bucket]:
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     last = now - (now - midnight) % width
     return [Bucket(last - width * back) for back in reversed(range(length))]
-
-
-def _counts(histograms: list[dict[str, int]]) -> dict[int, int]:
-    sums: dict[str, int] = {}
-    for histogram in histograms:
-        for slot, n in histogram.items():
-            sums[slot] = sums.get(slot, 0) + n
-    return {int(slot): int(n) for slot, n in sums.items()}
 
 
 def _fill(spans: list[Bucket], rows: Iterable[tuple[Any, ...]]) -> None:

@@ -16,18 +16,13 @@ from django.db import connections
 from django.db.models import (
     Case,
     CharField,
-    Count,
     Exists,
-    IntegerField,
     OuterRef,
     Q,
     QuerySet,
-    Subquery,
     Value,
     When,
 )
-from django.db.models.functions import Coalesce
-from django.db.models.lookups import GreaterThan
 
 from relay_queue import conf
 from relay_queue.exceptions import JobNotFound
@@ -40,6 +35,12 @@ TROUBLED: Final = f"outcome IN ({sql_list(NOT_ACKED)})"
 """The leases in the index ``relay_lease_not_acked``: spelled as the index has it, so that it serves."""
 
 SHOWN_TOKEN_CHARS: Final = 8
+
+MOST_SHOWN: Final = 100
+"""Leases of one job that are read to be shown, the newest ones."""
+
+MOST_COUNTED: Final = 10_000
+"""Leases of one job that are counted; beyond that there are just more."""
 
 _ANSWERING: Final = ", ".join(f"'{verb}'" for verb in sorted(ANSWERING_VERBS))
 
@@ -92,10 +93,15 @@ class LedgerTotals:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the ledger tells about one job. ``verdict`` sums it up, ``detail`` says why."""
+    """What the ledger tells about one job. ``verdict`` sums it up, ``detail`` says why.
+
+    ``leases`` are the newest ``MOST_SHOWN``, oldest first, and ``older`` says how many more there
+    are, up to ``MOST_COUNTED``. The verdict is on all of them.
+    """
 
     job: Job
     leases: list[Lease]
+    older: int
     verdict: Verdict
     detail: str
 
@@ -172,13 +178,36 @@ def story(job_id: int) -> Story:
     job = Job.objects.using(conf.get().database).filter(pk=job_id).first()
     if job is None:
         raise JobNotFound(job_id)
-    leases = list(
-        Lease.objects.using(conf.get().database)
-        .filter(job=job_id)
-        .select_related("worker")
-        .order_by("id")
-    )
-    return Story(job, leases, judge(leases), explain_verdict(leases))
+    ledger = Lease.objects.using(conf.get().database).filter(job=job_id)
+    leases, older = newest(ledger.select_related("worker"))
+    return Story(job, leases, older, verdict_on(job, leases, older), explain_verdict(leases))
+
+
+def newest(ledger: QuerySet[Lease]) -> tuple[list[Lease], int]:
+    """Return the newest leases of one job's ledger, oldest first, and how many older ones there are.
+
+    A job may have a hundred thousand: at most ``MOST_SHOWN`` are read, and not more than
+    ``MOST_COUNTED`` are counted.
+    """
+    found = list(ledger.order_by("-id")[: MOST_SHOWN + 1])
+    leases = found[:MOST_SHOWN][::-1]
+    if len(found) == len(leases):
+        return leases, 0
+    return leases, ledger.order_by()[:MOST_COUNTED].count() - len(leases)
+
+
+def verdict_on(job: Job, leases: Sequence[Lease], older: int) -> Verdict:
+    """Return the verdict on a job: from its leases, or by probes if there are ``older`` ones."""
+    if not older:
+        return judge(leases)
+    jobs = annotate_verdict(Job.objects.using(conf.get().database).filter(pk=job.pk))
+    found = jobs.values_list("verdict", flat=True).first()
+    return judge(leases) if found is None else Verdict(found)  # deleted meanwhile
+
+
+def counted(number: int) -> str:
+    """Return a number of leases for people: beyond ``MOST_COUNTED`` nobody has counted."""
+    return f"{number:,}" if number < MOST_COUNTED - MOST_SHOWN else f"{number:,} or more"
 
 
 def explain_verdict(leases: Sequence[Lease]) -> str:
@@ -207,9 +236,8 @@ def _cut_short() -> Q:
 
 def _answered_twice() -> Q:
     answers = _others().filter(Q(outcome__in=ANSWERED) | Q(refused_verb__in=ANSWERING_VERBS))
-    number = answers.order_by().values("job").annotate(n=Count("pk")).values("n")
-    several = GreaterThan(Coalesce(Subquery(number, output_field=IntegerField()), 0), 1)
-    return Q(Exists(answers)) & (Q(state=State.SUCCEEDED) | Q(several))
+    # The second one is looked for: to count them would read a whole long ledger.
+    return Q(Exists(answers)) & (Q(state=State.SUCCEEDED) | Q(Exists(answers[1:2])))
 
 
 def _named(lease: Lease) -> str:

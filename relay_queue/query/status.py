@@ -6,9 +6,11 @@ transaction, and a page that is looked at must never take the write lock.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any, Final
 
 from relay_queue import conf
@@ -277,6 +279,30 @@ def refused_since(moment: datetime) -> int:
 def waited_seconds(since: Any, now: datetime) -> float:
     """Return how long a job has been ready since a time as the database tells it, in seconds."""
     return max((now - reads.dialect().from_db(since)).total_seconds(), 0.0)
+
+
+OVERVIEW_SECONDS: Final = 3.0
+"""How long one overview serves all who look at the dashboard: less than the pause between looks."""
+
+_overviews: dict[tuple[str, object], tuple[float, Overview]] = {}
+"""The last overview of each database, by its alias and name, and until when it serves."""
+
+_overview_lock = Lock()
+
+
+def shared_overview() -> Overview:
+    """Return an overview that is at most ``OVERVIEW_SECONDS`` old, the same for all threads.
+
+    It counts whole tables: only those may see it who may see all queues, jobs and workers. While
+    one thread reads, the others wait for what it finds.
+    """
+    key = (_alias(), reads.connection().settings_dict["NAME"])
+    with _overview_lock:
+        until, found = _overviews.get(key, (0.0, None))
+        if found is None or time.monotonic() >= until:
+            found = read_overview()
+            _overviews[key] = (time.monotonic() + OVERVIEW_SECONDS, found)
+        return found
 
 
 def read_overview() -> Overview:

@@ -27,6 +27,7 @@ from relay_queue.store.dialects import dialect_for
 from relay_queue.validation import is_incarnation
 
 JOBS_PER_RANGE: Final = 5_000
+LEASES_PER_RANGE: Final = 50_000
 PAYLOAD_CHARS_PER_RANGE: Final = 16 * 1024 * 1024
 MOST_FAULTS_KEPT: Final = 1_000
 MOST_PAGE_FAULTS: Final = 20
@@ -49,6 +50,12 @@ LEDGER_OF_RANGE = """
     ORDER BY j.id, l.id
 """
 """Read a range of jobs with all their leases, in one snapshot."""
+
+LEASES_OF_RANGE = """
+    SELECT count(*) FROM
+        (SELECT 1 AS one FROM relay_queue_lease WHERE job_id > %s AND job_id <= %s LIMIT %s) AS part
+"""
+"""Count the leases of a range, and stop at a limit."""
 
 SIGNED_OF_RANGE = """
     SELECT id, queue, backend, task, payload, idempotency_key, checksum
@@ -228,9 +235,14 @@ def _ranges(jobs_per_range: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _range_faults(after: int, end: int) -> list[Fault]:
-    """Return the faults of the jobs in a range of ids; halve it where the rows cannot be read."""
+    """Return the faults of the jobs in a range of ids.
+
+    Halve it where the rows cannot be read, or where its leases are too many for one snapshot.
+    """
     try:
-        return [*_payload_faults(after, end), *_ledger_faults(after, end)]
+        ((leases,),) = reads.rows(LEASES_OF_RANGE, after, end, LEASES_PER_RANGE + 1)
+        if leases <= LEASES_PER_RANGE or end - after == 1:
+            return [*_payload_faults(after, end), *_ledger_faults(after, end)]
     except DatabaseError as error:
         _require_damage(error)
         if end - after == 1:

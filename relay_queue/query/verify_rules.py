@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from relay_queue.states import LAST_OUTCOMES, TERMINAL, UNCHARGED, Outcome, State
+from relay_queue.states import (
+    KEPT_LEASES,
+    LAST_OUTCOMES,
+    TERMINAL,
+    UNCHARGED,
+    Outcome,
+    State,
+)
 
 _DISK: Final = (
     "Stop the workers, copy the database to another disk, a file with its -wal file, and test the "
@@ -177,7 +184,7 @@ def _check_outcomes(job: JobRow, leases: Leases) -> Iterator[Fault]:
 
 def _check_attempts(job: JobRow, leases: Leases) -> Iterator[Fault]:
     """``attempt`` counts the charged leases, each lease knows its number, the budget is kept."""
-    charged = 0
+    charged = _charged_and_gone(job, leases)
     for lease in leases:
         if lease.attempt != charged + 1:
             message = (
@@ -195,6 +202,18 @@ def _check_attempts(job: JobRow, leases: Leases) -> Iterator[Fault]:
             f"to {job.attempt_base + job.max_attempts}"
         )
         yield Fault("budget", message, job.id)
+
+
+def _charged_and_gone(job: JobRow, leases: Leases) -> int:
+    """Return how many charged leases may be missing from the begin of a ledger.
+
+    A finished job with a long ledger is pruned from its oldest lease on, in several transactions.
+    An operator may put it back in between: the missing ones are then of an earlier budget.
+    """
+    if len(leases) < KEPT_LEASES:
+        return 0
+    missing = leases[0].attempt - 1
+    return missing if job.state in _TERMINAL or missing <= job.attempt_base else 0
 
 
 def _check_end(job: JobRow, leases: Leases) -> Iterator[Fault]:

@@ -31,12 +31,12 @@ from relay_queue.states import (
     sql_list,
 )
 from relay_queue.store.dialects import marks
-from relay_queue.store.prune import DELETE_LEASES
+from relay_queue.store.prune import delete_finished
 from relay_queue.store.queues import queue_aging, queue_limits
 from relay_queue.store.records import Changed
 from relay_queue.store.settle import Step, move, read_running
 from relay_queue.store.transaction import Transaction
-from relay_queue.store.transitions import moved, moved_apart
+from relay_queue.store.transitions import moved_apart
 
 READ_JOBS = """
     SELECT id, queue, state, priority, available_at FROM relay_queue_job
@@ -92,9 +92,6 @@ SET_PRIORITY = f"""
     WHERE id = %s AND state IN ({sql_list(WAITING)})
 """
 """Change the class of one job that does not run."""
-
-DELETE_DEAD = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = 'dead'"
-"""Delete dead letters."""
 
 BATCH: Final = 1000
 """Rows that one transaction of ours touches at the most."""
@@ -182,13 +179,13 @@ def set_priority(tx: Transaction, job_ids: Sequence[int], priority: int) -> Chan
 
 
 def discard(tx: Transaction, job_ids: Sequence[int]) -> Changed:
-    """Delete dead letters and their ledger for good."""
+    """Delete dead letters and their ledger for good.
+
+    One transaction deletes a bounded number of leases. The jobs that it had no room for are
+    ``left``: call it again with them, in a transaction of its own.
+    """
     rows, changed = _select(tx, job_ids, DISCARDABLE)
-    if rows:
-        ids = [row[0] for row in rows]
-        tx.execute(DELETE_LEASES.format(ids=marks(len(ids))), ids)
-        tx.execute(DELETE_DEAD.format(ids=marks(len(ids))), ids)
-        moved(tx, [row[:2] for row in rows], State.DEAD, None)
+    changed.leave(row[0] for row in rows[delete_finished(tx, rows, State.DEAD) :])
     return changed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -140,13 +141,22 @@ class Changed:
     """The answer of an operator's verb: what it changed, and what it found in another state.
 
     ``skipped`` has the states of the others by id, and ``missing`` the ids that no job has.
-    ``before`` has the states that the changed jobs came from.
+    ``before`` has the states that the changed jobs came from. ``left`` are those that the
+    transaction had no room for: the verb wants to be called again with them.
     """
 
     job_ids: list[int] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list, compare=False)
     before: dict[int, str] = field(default_factory=dict, compare=False)
+    left: list[int] = field(default_factory=list, compare=False)
+
+    def leave(self, job_ids: Iterable[int]) -> None:
+        """Note that nothing was done yet to some of the jobs that were to be changed."""
+        self.left.extend(job_ids)
+        for job_id in self.left:
+            self.job_ids.remove(job_id)
+            del self.before[job_id]
 
     def add(self, other: Changed) -> None:
         """Take in what another transaction has done."""

@@ -14,7 +14,8 @@ from relay_queue import validation
 from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff, Jitter
 from relay_queue.exceptions import InvalidJob
 from relay_queue.ranking import rank
-from relay_queue.states import Outcome, State, why_last
+from relay_queue.states import UNCHARGED, Outcome, State, why_last
+from relay_queue.store.prune import shorten_ledgers
 from relay_queue.store.queues import queue_aging
 from relay_queue.store.records import Settled, Settlement
 from relay_queue.store.transaction import Transaction
@@ -406,7 +407,17 @@ def _fail(
             settlement.lease_id, job.job_id, job.queue, step.state
         )
     move(tx, steps)
+    _shorten(tx, others, jobs)
     return placed
+
+
+def _shorten(tx: Transaction, others: Sequence[Settlement], jobs: dict[int, int]) -> None:
+    """Keep the ledgers of jobs short that are snoozed or handed back again and again."""
+    outcomes = {jobs[settlement.lease_id]: outcome_of(settlement) for settlement in others}
+    shorten_ledgers(
+        tx,
+        [(job_id, outcome.value) for job_id, outcome in outcomes.items() if outcome in UNCHARGED],
+    )
 
 
 def _next_step(tx: Transaction, settlement: Settlement, job: RunningJob) -> Step:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from relay_queue.query import status
+
 Visit = Callable[..., Any]
 
 CHROMIUM = shutil.which("chromium")
@@ -96,3 +98,9 @@ def people_on_each_engine(each_engine: None) -> Iterator[None]:
     LogEntry.objects.all().delete()
     User.objects.all().delete()
     ContentType.objects.clear_cache()
+
+
+@pytest.fixture(autouse=True)
+def fresh_overviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each look at the dashboard read anew; the tests of sharing turn that off again."""
+    monkeypatch.setattr(status, "OVERVIEW_SECONDS", 0.0)

@@ -16,6 +16,7 @@ from relay_queue.admin.actions import bulk, jobs, matching
 from relay_queue.admin.actions.destination import destination
 from relay_queue.exceptions import ConfigurationError
 from relay_queue.models import BulkAct, Job
+from relay_queue.store.prune import MOST_LEASES
 from relay_queue.testing import run_pending
 from tests.admin.acting import entries, job_in, person, said
 from tests.store import actions
@@ -529,3 +530,40 @@ def test_list_of_bulk_acts_says_how_each_stands() -> None:
         strict=True,
     ):
         assert row.startswith(beginning)
+
+
+def test_few_with_long_ledgers_are_discarded_at_once_in_bounded_transactions() -> None:
+    client = person("discard_job")
+    job_ids = dead(3)
+    actions.add_leases(job_ids[1], 3 * MOST_LEASES)
+    response = answer(client, ask(client, "discard"))
+    assert "done for 3 jobs" in said(response)
+    assert states(job_ids) == []
+    row = BulkAct.objects.get()
+    assert (row.changed, row.skipped, row.finished_at is None) == (3, 0, False)
+    assert sorted(int(entry["key"]) for entry in entries()) == job_ids
+    actions.assert_counters_exact()
+
+
+def test_many_with_long_ledgers_are_discarded_by_a_job_that_counts_each_once() -> None:
+    client = person("discard_job")
+    job_ids = dead(8, "mail")
+    for job_id in (job_ids[0], job_ids[4], job_ids[7]):
+        actions.add_leases(job_id, 2 * MOST_LEASES)
+    row = begin(client, "discard", "?queue=mail")
+    run_pending("default")
+    assert states(job_ids) == []
+    row.refresh_from_db()
+    assert (row.changed, row.skipped) == (8, 0)
+    assert row.finished_at is not None
+    actions.assert_counters_exact()
+
+
+def test_one_with_a_long_ledger_is_discarded_from_its_page() -> None:
+    client = person("discard_job")
+    (job_id,) = dead(1)
+    actions.add_leases(job_id, 2 * MOST_LEASES)
+    response = client.post(f"/admin/relay_queue/job/{job_id}/act/discard/", {"confirmed": "yes"})
+    assert response.status_code == 302
+    assert states([job_id]) == []
+    assert len(entries()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from html.parser import HTMLParser
 
@@ -15,8 +16,10 @@ from django.test.utils import CaptureQueriesContext
 
 from relay_queue import clock, store
 from relay_queue.admin import DashboardAdmin
+from relay_queue.admin.dashboard import attention, panels
 from relay_queue.models import Dashboard
 from relay_queue.query import status
+from relay_queue.query.status import Overview
 from relay_queue.states import State
 from tests.store import actions
 
@@ -268,7 +271,92 @@ def test_number_of_queries_does_not_grow_with_the_data(admin: Client) -> None:
     assert len(after) == len(before)
 
 
-def test_every_state_has_its_number() -> None:
-    from relay_queue.admin.dashboard import panels
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Overview]]:
+    """The overviews that were read, while one serves for a minute."""
+    found: list[Overview] = []
+    read_overview = status.read_overview
 
+    def note() -> Overview:
+        found.append(read_overview())
+        return found[-1]
+
+    monkeypatch.setattr(status, "OVERVIEW_SECONDS", 60.0)
+    monkeypatch.setattr(status, "read_overview", note)
+    status._overviews.clear()
+    yield found
+    status._overviews.clear()
+
+
+def test_one_overview_serves_all_who_look(
+    read: list[Overview], admin: Client, viewer: Client
+) -> None:
+    actions.enqueue(queue="mail")
+    first, second, other = text(admin), text(admin), text(viewer)
+    assert len(read) == 1
+    assert first == second
+    assert "mail" in other
+    assert "/admin/relay_queue/queue/mail/" in first
+    assert "/admin/relay_queue/queue/" not in other, "links are by who looks"
+
+
+def test_a_shared_overview_is_shown_to_nobody_who_may_not_see_it(
+    read: list[Overview], admin: Client
+) -> None:
+    text(admin)
+    stranger = Client()
+    stranger.force_login(User.objects.create_user("stranger", is_staff=True))
+    assert stranger.get(LIVE).status_code == 403
+    assert Client().get(LIVE).status_code == 302
+
+
+def test_the_whole_page_is_read_anew(read: list[Overview], admin: Client) -> None:
+    text(admin)
+    actions.enqueue(queue="just-now")
+    assert "just-now" not in text(admin)
+    assert "just-now" in text(admin, PAGE)
+
+
+def test_an_overview_that_is_too_old_is_read_again(
+    read: list[Overview], admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text(admin)
+    monkeypatch.setattr(status.time, "monotonic", lambda: float("inf"))
+    text(admin)
+    assert len(read) == 2
+
+
+def test_an_overview_of_another_database_does_not_serve(
+    read: list[Overview], admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text(admin)
+    monkeypatch.setitem(connection.settings_dict, "NAME", "another")
+    text(admin)
+    assert len(read) == 2
+
+
+def test_thousands_of_queues_make_a_bounded_page_that_leads_to_the_search(
+    admin: Client, viewer: Client
+) -> None:
+    with store.transaction() as tx:
+        for n in range(3_000):
+            store.pause(tx, f"queue-{n:04}")
+    small = len(text(admin))
+    actions.enqueue_each(3, queue="queue-2345")
+    actions.enqueue(queue="queue-1234")
+    page = text(admin)
+    rows = re.findall(r'<tr data-key="(queue-\d+)">', page)
+    assert len(rows) == panels.MOST_QUEUES
+    assert {"queue-1234", "queue-2345"} <= set(rows), "those with jobs come first"
+    assert rows == sorted(rows)
+    assert "2,950 more" in page
+    assert 'href="/admin/relay_queue/queue/"' in page
+    notices = page.count('class="relay-notice relay-notice--')
+    assert notices == attention.MOST_NOTICES + 1
+    assert "2,981 notices more." in page, "each paused queue, and that no worker is alive"
+    assert len(page) < 1.1 * small < 300_000
+    assert "Search all queues" not in text(viewer)
+
+
+def test_every_state_has_its_number() -> None:
     assert {*panels.LISTED, State.SUCCEEDED, State.CANCELLED} == set(State)

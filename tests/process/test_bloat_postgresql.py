@@ -139,7 +139,7 @@ def prune() -> None:
     """Delete the oldest finished jobs, as the retention settings do."""
     while (surplus := count("succeeded") - KEPT) > 0:
         with store.transaction() as tx:
-            assert store.prune(tx, State.SUCCEEDED, tx.now, min(surplus, 1_000))
+            assert store.prune(tx, State.SUCCEEDED, tx.now, min(surplus, 1_000)).jobs
 
 
 def count(*states: str) -> int:

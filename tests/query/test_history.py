@@ -1,10 +1,12 @@
 """What workers have counted comes back as series, totals and percentiles."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from relay_queue import store
+from relay_queue.models import QueueMinute
 from relay_queue.query import history
 from tests.store import actions
 
@@ -75,7 +77,39 @@ def test_percentiles_follow_the_counts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"3": null}', "{"])
-def test_altered_histogram_is_left_out(text: str) -> None:
-    histogram = history.Histogram({3: 1})
-    histogram.add(['{"3": 1}', text, '{"4": 2}'])
-    assert histogram.counts == {3: 2, 4: 2}
+def test_altered_histogram_is_left_out(text: str, wall: actions.Wall) -> None:
+    for minute, histogram in enumerate(['{"3": 1, "12": 5}', text, '{"4": 2, "3":1}', "{}"]):
+        actions.rows(QueueMinute).create(
+            queue="q",
+            minute=actions.START - timedelta(minutes=minute),
+            wait_histogram=histogram,
+            run_histogram='{"7": 1}',
+        )
+    found = history.recent(wall.now)
+    assert found.wait.counts == {3: 2, 4: 2, 12: 5}
+    assert found.run.counts == {7: 4}
+
+
+def test_an_hour_is_added_up_by_the_database(wall: actions.Wall) -> None:
+    totals = {
+        (f"q{n}", actions.START - timedelta(minutes=minute)): store.Totals(succeeded=1)
+        for n in range(20)
+        for minute in range(30)
+    }
+    for worker_id in (1, 2, 3):
+        actions.do(store.roll_up, worker_id, totals)
+    fetched: list[int] = []
+    rows = history.reads.rows
+
+    def count(*asked: Any) -> list[tuple[Any, ...]]:
+        found = rows(*asked)
+        fetched.append(len(found))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history.reads, "rows", count)
+        found = history.recent(wall.now)
+    assert sum(fetched) <= 30 + 20 + 2 * 64, "not one for each of the 1,800 rows"
+    assert history.total(found.spans).succeeded == 20 * 30 * 3
+    assert {tally.succeeded for tally in found.queues.values()} == {30 * 3}
+    assert history.total(history.recent(wall.now, queue="q7").spans).succeeded == 30 * 3

@@ -24,6 +24,16 @@ TASK = "tests.tasks.anything"
 # Children before parents, so that they can be emptied in this order.
 TABLES: tuple[type[Model], ...] = (Lease, Job, QueueCount, Queue, Worker, QueueMinute, BulkAct)
 
+ADD_LEASES = """
+    INSERT INTO relay_queue_lease (job_id, attempt, token, acquired_at, expires_at, ended_at,
+                                   outcome, error, traceback, refused_verb, refused_reason)
+    WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %s)
+    SELECT j.id, CASE WHEN %s = 'failed' THEN n.i ELSE 1 END, 'token', j.created_at, j.created_at,
+           j.created_at, %s, '', '', '', ''
+    FROM n, relay_queue_job j WHERE j.id = %s ORDER BY n.i
+"""
+"""Insert ended leases of one job, numbered as if each were charged, or none."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -243,3 +253,14 @@ def empty() -> None:
 def settle(settlements: Sequence[store.Settlement]) -> list[store.Settled]:
     """Settle several leases in one transaction."""
     return do(store.settle, settlements)
+
+
+def add_leases(job_id: int, count: int, outcome: str = "snoozed") -> None:
+    """Give a job that was never leased ``count`` ended leases, as its function would have made."""
+    with connections[conf.get().database].cursor() as cursor:
+        cursor.execute(ADD_LEASES, [count, outcome, outcome, job_id])
+        if outcome == "failed":
+            cursor.execute(
+                "UPDATE relay_queue_job SET attempt = %s, attempt_base = %s WHERE id = %s",
+                [count, count, job_id],
+            )

@@ -45,7 +45,7 @@ def test_only_jobs_that_finished_before_the_time_are_pruned(wall: Wall) -> None:
     old = finish(1)
     wall.advance(10)
     new = finish(1)
-    assert do(store.prune, State.SUCCEEDED, after(10)) == 1
+    assert do(store.prune, State.SUCCEEDED, after(10)).jobs == 1
     assert list(rows(Job).values_list("id", flat=True)) == new
     assert not rows(Lease).filter(job_id__in=old).exists()
     assert rows(Lease).filter(job_id__in=new).count() == 1
@@ -60,7 +60,7 @@ def test_only_the_state_that_was_named_is_pruned(state: str, wall: Wall) -> None
     cancel(enqueue())
     enqueue()
     wall.advance(1)
-    assert do(store.prune, state, wall.now) == 1
+    assert do(store.prune, state, wall.now).jobs == 1
     assert sum(counted().values()) == 3
     assert (("default", state) in counted()) is False
     assert_counters_exact()
@@ -78,11 +78,11 @@ def test_the_oldest_go_first_and_the_limit_is_kept(wall: Wall) -> None:
     for _ in range(5):
         ids += finish(1)
         wall.advance(1)
-    assert do(store.prune, "succeeded", wall.now, limit=2) == 2
+    assert do(store.prune, "succeeded", wall.now, limit=2).jobs == 2
     assert list(rows(Job).order_by("id").values_list("id", flat=True)) == ids[2:]
-    assert do(store.prune, "succeeded", wall.now, limit=2) == 2
-    assert do(store.prune, "succeeded", wall.now, limit=2) == 1
-    assert do(store.prune, "succeeded", wall.now, limit=2) == 0
+    assert do(store.prune, "succeeded", wall.now, limit=2).jobs == 2
+    assert do(store.prune, "succeeded", wall.now, limit=2).jobs == 1
+    assert do(store.prune, "succeeded", wall.now, limit=2).jobs == 0
     assert_counters_exact()
 
 
@@ -90,16 +90,16 @@ def test_a_prune_that_is_rolled_back_deletes_nothing(wall: Wall) -> None:
     finish(3)
     wall.advance(1)
     with nothing_written(), rolled_back() as tx:
-        assert store.prune(tx, State.SUCCEEDED, wall.now) == 3
+        assert store.prune(tx, State.SUCCEEDED, wall.now).jobs == 3
 
 
 @pytest.mark.parametrize("hours", [-12, 0, 14])
 def test_the_time_means_the_same_in_every_zone(hours: int, wall: Wall) -> None:
     finish(1)
     zone = timezone(timedelta(hours=hours))
-    assert do(store.prune, "succeeded", START.astimezone(zone)) == 0
+    assert do(store.prune, "succeeded", START.astimezone(zone)) == (0, False)
     moment = START + timedelta(microseconds=1)
-    assert do(store.prune, "succeeded", moment.astimezone(zone)) == 1
+    assert do(store.prune, "succeeded", moment.astimezone(zone)) == (1, False)
 
 
 def test_the_time_means_the_same_in_every_zone_for_workers_and_minutes(wall: Wall) -> None:
@@ -154,6 +154,6 @@ def test_minutes_are_pruned_by_age_the_oldest_first() -> None:
 def test_nothing_old_prunes_nothing() -> None:
     finish(1)
     with nothing_written():
-        assert do(store.prune, State.SUCCEEDED, datetime(2000, 1, 1, tzinfo=UTC)) == 0
+        assert do(store.prune, State.SUCCEEDED, datetime(2000, 1, 1, tzinfo=UTC)) == (0, False)
         assert do(store.prune_workers, datetime(2000, 1, 1, tzinfo=UTC)) == 0
         assert do(store.prune_minutes, datetime(2000, 1, 1, tzinfo=UTC)) == 0

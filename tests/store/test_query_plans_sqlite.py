@@ -183,7 +183,7 @@ def _enqueue_key(wall: Wall) -> None:
 
 
 def _prune(wall: Wall) -> None:
-    assert do(store.prune, "succeeded", wall.now - timedelta(seconds=0.5))
+    assert do(store.prune, "succeeded", wall.now - timedelta(seconds=0.5)).jobs
 
 
 def _look(wall: Wall) -> None:
@@ -221,6 +221,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     "SUCCEED of many": (_settle_many, "WITH done", (), ROWID),
     "READ_RUNNING": (_settle, "SELECT id, queue, priority, rank", (), ROWID),
     "MOVE": (_settle, "WITH next", (), ROWID),
+    "FIND_LONG": (_settle, "WITH given (job_id, outcome)", (), "relay_lease_not_acked"),
     "FIND_REFUSED": (_refuse, "SELECT l.id, l.job_id", (), ROWID),
     "RECORD_REFUSAL": (_refuse, "UPDATE relay_queue_lease SET refused_at", (), ROWID),
     "RENEW": (_renew, "WITH owner", (), ROWID),
@@ -253,6 +254,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     "FIND_KEYS": (_enqueue_key, "SELECT idempotency_key", (), "relay_job_key"),
     "FIND_LIMITS": (_enqueue_key, "SELECT q.capacity", (), "relay_queue_queue"),
     "FIND_OLD": (_prune, "SELECT id, queue FROM relay_queue_job", (), "relay_job_finished"),
+    "COUNT_LEASES": (_prune, "SELECT COUNT(*) FROM (SELECT 1", (), "relay_lease_job"),
     "DELETE_LEASES": (_prune, "DELETE FROM relay_queue_lease", (), "relay_lease_job"),
     "DELETE_JOBS": (_prune, "DELETE FROM relay_queue_job", (), ROWID),
     "READY_QUEUES": (_look, "SELECT q.name", (), "relay_job_ready"),

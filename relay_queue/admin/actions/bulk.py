@@ -72,6 +72,9 @@ class _Run:
             # First: another attempt of this job may be at the same batch, and only one may take it.
             if store.take_bulk_turn(tx, bulk.pk, bulk.position, ids[-1]):
                 done = self.action.verb(tx, ids, given)
+                if done.left:  # it had no room for the leases of these: they are the next batch
+                    store.take_bulk_turn(tx, bulk.pk, ids[-1], done.left[0] - 1)
+                    ids = [job_id for job_id in ids if job_id < done.left[0]]
                 skipped = len(ids) - len(done.changed)
                 store.count_bulk(tx, bulk.pk, changed=len(done.changed), skipped=skipped)
         return True

@@ -24,10 +24,14 @@ Key = int | str
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an action did: by key what changed, and by key why a row was skipped."""
+    """What an action did: by key what changed, and by key why a row was skipped.
+
+    ``left`` are the keys of rows that the transaction had no room for.
+    """
 
     changed: dict[Any, str] = field(default_factory=dict)
     skipped: dict[Any, str] = field(default_factory=dict)
+    left: Sequence[Any] = ()
 
 
 class ActionVerb(Protocol):
@@ -115,7 +119,8 @@ def _done(changed: store.Changed, to_state: State | None, given: dict[str, Any])
     else:
         before = changed.before
         went = {job_id: f"state from {before[job_id]} to {to_state}" for job_id in changed.job_ids}
-    return Done(went, {job_id: _now(state) for job_id, state in changed.skipped.items()})
+    skipped = {job_id: _now(state) for job_id, state in changed.skipped.items()}
+    return Done(went, skipped, changed.left)
 
 
 def _now(state: str) -> str:

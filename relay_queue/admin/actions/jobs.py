@@ -61,10 +61,24 @@ class JobActions(Actions):
     ) -> Done:
         """Perform it, and record it as a bulk act that has ended: a second answer does nothing.
 
-        Raises `AskedAlready`, and what the store raises. Nothing is recorded then.
+        One transaction deletes a bounded number of leases; what it leaves is done by the next ones.
+        Raises `AskedAlready`, and what the store raises. What was committed by then is recorded.
         """
+        done, bulk_id = self._begin(request, action, keys, given)
+        while done.left:
+            with store.transaction() as tx:
+                part = super().perform(request, action, done.left, given)
+                if bulk_id is not None:
+                    store.count_bulk(tx, bulk_id, changed=len(part.changed), skipped=0)
+            done = Done(done.changed | part.changed, done.skipped | part.skipped, part.left)
+        return done
+
+    def _begin(
+        self, request: HttpRequest, action: Action, keys: Sequence[Any], given: dict[str, Any]
+    ) -> tuple[Done, int | None]:
+        """Perform it as far as one transaction can; return also the id of the bulk act, if it is one."""
         if NONCE not in request.POST or not isinstance(action, JobAction):
-            return super().perform(request, action, keys, given)
+            return super().perform(request, action, keys, given), None
         if request.POST.get("select_across") == "1":
             new = self._new_bulk(request, action, _upper_id(request), given)
         else:
@@ -77,9 +91,11 @@ class JobActions(Actions):
                 raise AskedAlready(_ASKED_ALREADY)
             done = super().perform(request, action, keys, given)
             changed = len(done.changed)
-            store.count_bulk(tx, bulk_id, changed=changed, skipped=len(keys) - changed)
+            skipped = len(keys) - changed - len(done.left)
+            store.count_bulk(tx, bulk_id, changed=changed, skipped=skipped)
+            # It has ended for a second answer, though there may be some left for this one.
             store.finish_bulk(tx, bulk_id)
-        return done
+        return done, bulk_id
 
     def perform_on_matching(
         self, request: HttpRequest, action: JobAction, rows: QuerySet[Any]

@@ -29,7 +29,7 @@ def perform(
 ) -> Done:
     """Perform an action on at most `BATCH` rows, and write the audit.
 
-    Keys that are neither changed nor skipped are not there. Raises what the store raises; nothing
+    Keys that are not changed, skipped or left are not there. Raises what the store raises; nothing
     is changed then.
     """
     database = conf.get().database

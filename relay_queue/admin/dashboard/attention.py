@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -13,6 +14,9 @@ from relay_queue.admin.dashboard.panels import is_silent
 from relay_queue.quantities import duration, number
 from relay_queue.query.status import Overview, QueueStatus, WorkerStatus, serves
 from relay_queue.states import State
+
+MOST_NOTICES: Final = 20
+"""Notices that are shown; a thousand paused queues are one finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,12 @@ def notices(overview: Overview, links: Links) -> list[Notice]:
         *(_hindrance(worker, links) for worker in live if worker.row.stop_reason),
         *(_silence(worker, links) for worker in live if is_silent(worker)),
     ]
-    return sorted(found, key=lambda notice: notice.level != "error")
+    found.sort(key=lambda notice: notice.level != "error")
+    more = len(found) - MOST_NOTICES
+    if more > 0:
+        text = ngettext("%(n)s notice more.", "%(n)s notices more.", more) % {"n": number(more)}
+        found[MOST_NOTICES:] = [Notice("more", "warning", text, links.queues())]
+    return found
 
 
 def _nobody_works(overview: Overview, heard: list[WorkerStatus], links: Links) -> Iterator[Notice]:

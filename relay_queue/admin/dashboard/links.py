@@ -63,6 +63,10 @@ class Links:
         """Return the address of the page of a queue."""
         return self._address("queue", "change", quote(name))
 
+    def queues(self) -> str:
+        """Return the address of all queues, where they can be searched."""
+        return self._list("queue", {})
+
     def worker(self, worker_id: int) -> str:
         """Return the address of the page of a worker."""
         return self._address("worker", "change", str(worker_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -72,21 +73,26 @@ class DashboardAdmin(ReadingAdmin):
             "refresh_seconds": REFRESH_SECONDS,
             "refresh_milliseconds": REFRESH_SECONDS * 1_000,
         }
-        return self._response(request, "dashboard.html", context)
+        # Never a shared one: whoever has just changed something looks for it here.
+        return self._response(request, "dashboard.html", context, status.read_overview)
 
     def live(self, request: HttpRequest) -> TemplateResponse:
         """Show the part that the script refreshes."""
-        return self._response(request, "dashboard/live.html", {})
+        return self._response(request, "dashboard/live.html", {}, status.shared_overview)
 
     def _response(
-        self, request: HttpRequest, template: str, context: dict[str, Any]
+        self,
+        request: HttpRequest,
+        template: str,
+        context: dict[str, Any],
+        read: Callable[[], Overview],
     ) -> TemplateResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
         code = 200
         try:
-            context |= shown(status.read_overview(), Links(request, self.admin_site))
+            context |= shown(read(), Links(request, self.admin_site))
         except DatabaseError as error:
             logger.warning("The dashboard could not be read: %s", error)
             code, context["trouble"] = 503, str(error)
@@ -101,7 +107,7 @@ def shown(found: Overview, links: Links) -> dict[str, Any]:
         "tiles_now": tiles.now(found, links),
         "tiles_lately": tiles.lately(found, links),
         "states": panels.LISTED,
-        "queues": panels.queue_rows(found, links),
+        **panels.queues(found, links),
         "totals": panels.totals(found, links),
         "charts": [
             charts.throughput("hour", _("Last hour, by minute"), found.hour.spans, MINUTE),

@@ -29,6 +29,9 @@ from relay_queue.states import State, WorkerOrder
 STACKED: Final = (State.RUNNING, State.READY, State.RETRYING, State.SCHEDULED)
 """The states in a queue's bar, from the left: what runs, what can run, what runs later."""
 
+MOST_QUEUES: Final = 50
+"""Queues of the table. With thousands of rows a refresh would be megabytes, for each open tab."""
+
 PERCENTILES: Final = (50, 95, 99)
 
 LISTED: Final = (*STACKED, State.DEAD)
@@ -85,14 +88,27 @@ class WorkerRow:
     started: SafeString
 
 
-def queue_rows(overview: Overview, links: Links) -> list[QueueRow]:
-    """Return a row for each queue."""
-    largest = max((queue.unfinished for queue in overview.queues), default=0)
+def queues(overview: Overview, links: Links) -> dict[str, object]:
+    """Return a row for each queue, by name, and how many are left out.
+
+    Of more than ``MOST_QUEUES`` those are shown that have the most jobs to do, or dead letters.
+    """
     done = overview.hour.queues
-    return [
-        _queue_row(queue, done.get(queue.name, Tally()), largest, links)
-        for queue in overview.queues
-    ]
+    shown = sorted(overview.queues, key=_weight, reverse=True)[:MOST_QUEUES]
+    largest = max((queue.unfinished for queue in shown), default=0)
+    more = len(overview.queues) - len(shown)
+    return {
+        "queues": [
+            _queue_row(queue, done.get(queue.name, Tally()), largest, links)
+            for queue in sorted(shown, key=lambda queue: queue.name)
+        ],
+        "more_queues": number(more) if more else "",
+        "all_queues": links.queues(),
+    }
+
+
+def _weight(queue: QueueStatus) -> int:
+    return queue.unfinished + queue.counts.get(State.DEAD, 0)
 
 
 def totals(overview: Overview, links: Links) -> list[SafeString]:

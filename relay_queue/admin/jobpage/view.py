@@ -24,9 +24,7 @@ from relay_queue.quantities import duration
 from relay_queue.query import ledger
 from relay_queue.ranking import effective_priority
 from relay_queue.states import State
-from relay_queue.verdict import judge
 
-MOST_ATTEMPTS: Final = 100
 MOST_RELATED: Final = 5
 STEPS_SHOWN: Final = 24
 
@@ -53,7 +51,7 @@ class Attempt:
 def context(request: HttpRequest, job: Job, site: AdminSite) -> dict[str, Any]:
     """Return the context of the template, as far as this person may see the job at this site."""
     now = clock.now(request)
-    leases = _leases(request, job, site)
+    leases, older = _leases(request, job, site)
     queue = sight.whole(Queue).filter(pk=job.queue).first()
     may_see = sight.may_view_payload(request, site)
     return {
@@ -67,34 +65,45 @@ def context(request: HttpRequest, job: Job, site: AdminSite) -> dict[str, Any]:
         "arguments": texts.arguments(job.task, job.payload) if may_see else "",
         "result": texts.result(job.task, job.result) if may_see else "",
         "related": _related(sight.jobs(request, site), job, now, by_key=may_see),
-        **_ledger(request, leases, now, site, may_see=may_see),
+        **_ledger(request, job, leases, site, older=older, now=now, may_see=may_see),
     }
 
 
-def _leases(request: HttpRequest, job: Job, site: AdminSite) -> list[Any]:
-    """Return the attempts, oldest first; none for those who may not view leases."""
+def _leases(request: HttpRequest, job: Job, site: AdminSite) -> tuple[list[Any], int]:
+    """Return the newest attempts, oldest first, and how many older ones there are.
+
+    None for those who may not view leases.
+    """
     if not sight.may_view(request, site, Lease):
-        return []
-    leases = list(sight.leases(request, site).filter(job=job.pk).order_by("id"))
+        return [], 0
+    leases, older = ledger.newest(sight.leases(request, site).filter(job=job.pk))
     sight.name_workers(request, site, leases)
     for lease in leases:
         lease.job = job  # otherwise each lease would read it again
-    return leases
+    return leases, older
 
 
 def _ledger(
-    request: HttpRequest, leases: Sequence[Any], now: datetime, site: AdminSite, *, may_see: bool
+    request: HttpRequest,
+    job: Job,
+    leases: Sequence[Any],
+    site: AdminSite,
+    *,
+    older: int,
+    now: datetime,
+    may_see: bool,
 ) -> dict[str, Any]:
     """Return the verdict and the timeline, for those who may view leases."""
     if not sight.may_view(request, site, Lease):
         return {"may_see_leases": False}
-    shown = leases[-MOST_ATTEMPTS:][::-1]
     return {
         "may_see_leases": True,
-        "verdict": formatting.verdict_badge(judge(leases), short=False),
-        "because": ledger.explain_verdict(shown[::-1]),
-        "attempts": [_attempt(lease, now, site.name, may_see=may_see) for lease in shown],
-        "attempts_in_all": len(leases),
+        "verdict": formatting.verdict_badge(ledger.verdict_on(job, leases, older), short=False),
+        "because": ledger.explain_verdict(leases),
+        "attempts": [
+            _attempt(lease, now, site.name, may_see=may_see) for lease in reversed(leases)
+        ],
+        "older_attempts": ledger.counted(older) if older else "",
     }
 
 

@@ -37,6 +37,10 @@ class Dialect(ABC):
     """The expression for the server's clock as a statement runs; NULL where only one transaction
     writes at a time, so that one reading serves for all of it."""
 
+    each_count: str
+    """A table of the counts in ``{column}``, a histogram, with its ``key`` and its ``value``. It has no
+    row for a text that was altered on disk."""
+
     has_writable_ctes: bool
     """Whether one statement may change two tables, the second by what the first has changed."""
 

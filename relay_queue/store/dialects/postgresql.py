@@ -118,6 +118,11 @@ class PostgreSQLDialect(Dialect):
     has_sessions = True
     lock_rows = " FOR UPDATE"
     clock = "clock_timestamp()"
+    # A cast would raise for a text that is no JSON, and no version before 16 can be asked.
+    each_count = (
+        r"""jsonb_each_text(CASE WHEN {column} ~ '^\{{(\s*,?\s*"\d{{1,3}}":\s*\d{{1,15}})*\}}$'"""
+        r""" THEN {column} ELSE '{{}}' END::jsonb) AS slot"""
+    )
     has_writable_ctes = True
     bounds_branches = True
     shard = FREE_SHARD

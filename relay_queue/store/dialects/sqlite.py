@@ -27,6 +27,11 @@ class SQLiteDialect(Dialect):
     has_sessions = False
     lock_rows = ""
     clock = "NULL"
+    each_count = (
+        "json_each(CASE WHEN json_valid({column}) THEN"
+        " CASE json_type({column}) WHEN 'object' THEN {column} ELSE '{{}}' END"
+        " ELSE '{{}}' END) AS slot"
+    )
     has_writable_ctes = False
     bounds_branches = False
     shard = "0"
