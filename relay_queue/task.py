@@ -7,7 +7,6 @@ made with it also runs on backends other than Relay's, which ignore the options.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +48,10 @@ from relay_queue.compat import (
 )
 from relay_queue.context import RelayContext
 from relay_queue.exceptions import UnknownTask
+from relay_queue.logs import get_logger
 
 # Where Django logs what looks like an attack.
-security_logger = logging.getLogger("django.security.UnknownTask")
+security_logger = get_logger("django.security.UnknownTask")
 
 P = ParamSpec("P")
 R = TypeVar("R")

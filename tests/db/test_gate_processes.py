@@ -312,8 +312,6 @@ def test_saturated_processes_get_their_turns_in_order_and_never_two_while_anothe
     assert {grants_until_in(writers, *one) for one in next_ones} == {1}
     # Those behind it move up one by one. A process that has been woken and gets no processor may
     # miss its place, so not all of them do.
-    turns = [
-        grants_until_in(writers, index, pid) for index, _, at_next in seen for pid in at_next
-    ]
+    turns = [grants_until_in(writers, index, pid) for index, _, at_next in seen for pid in at_next]
     assert sum(turn <= 4 for turn in turns) >= 0.9 * len(turns), Counter(turns)
     assert set(writers) == {process.pid for process in processes}
