@@ -15,9 +15,11 @@ endif
 VENV := .venv/$(VERSION)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := .venv/tools-$(VERSION)
+LOCK := uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test torture bench lint format types check ci clean
+.PHONY: help setup demo serve test torture bench lint format types check lock audit ci clean
 
 help:  ## List the targets
 	@echo "Relay: durable background jobs for Django with no broker"
@@ -60,6 +62,17 @@ types: $(READY)  ## Check the types
 check: $(READY)  ## Run Django's checks and look for missing migrations
 	@$(BIN)/python manage.py check
 	@DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py makemigrations --check --dry-run
+
+$(TOOLS)/.ready: .ci/tools.txt .ci/venv
+	@.ci/venv $(PYTHON) $(TOOLS) .ci/tools.txt
+
+lock: $(TOOLS)/.ready  ## Resolve the pins into locks with hashes (ARGS="--upgrade" for newer ones)
+	@for file in requirements .ci/tools; do \
+		$(TOOLS)/bin/$(LOCK) $(ARGS) $$file.in --output-file $$file.txt >/dev/null || exit 1; \
+	done
+
+audit: $(TOOLS)/.ready  ## Fail on a known hole in a pinned package
+	@.ci/audit $(TOOLS)/bin/pip-audit
 
 ci:  ## Do what the build machine does, on every Python found here
 	@.ci/run

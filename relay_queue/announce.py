@@ -16,8 +16,10 @@ from django.dispatch import Signal
 from django.utils.log import AdminEmailHandler, RequireDebugTrue
 
 from relay_queue.compat import AnyResult, BaseTaskBackend, signals
+from relay_queue.logs import get_logger, spelling
 
-logger = logging.getLogger("relay_queue.worker.executor")
+logger = get_logger("relay_queue.worker.executor")
+get_logger(signals.logger.name)  # its lines have the tracebacks of functions
 
 
 def enqueued(sender: type[BaseTaskBackend], result: AnyResult) -> None:
@@ -67,7 +69,8 @@ def _is_written(logger: logging.Logger, level: int) -> bool:
     if not logger.isEnabledFor(level):
         return False
     # A filter may act, and an error reporter that replaces the method gets every line.
-    if level >= logging.WARNING or logger.filters or not _calls_handlers_only(logger):
+    filtered = any(one is not spelling for one in logger.filters)
+    if level >= logging.WARNING or filtered or not _calls_handlers_only(logger):
         return True
     return any(h.level <= level and not _drops_all(h) for h in _handlers(logger))
 

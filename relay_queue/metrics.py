@@ -8,7 +8,7 @@ the restart of a process. Sums over all time would fall when old minutes are pru
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from django.http import HttpRequest, HttpResponse, HttpResponseForbidden
 from django.views.decorators.cache import never_cache
@@ -54,8 +54,16 @@ def view(request: HttpRequest) -> HttpResponse:
         )
     registry = CollectorRegistry()
     registry.register(Collector())
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    encode, content_type = _encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(registry), content_type=content_type)
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """Return the encoder that a header asks for, or the plain one if that cannot be understood."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # of a version that is no number, which anybody may send
+        return choose_encoder("")
 
 
 def _is_allowed(request: HttpRequest) -> bool:

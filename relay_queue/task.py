@@ -8,7 +8,6 @@ is not ignored but refused there: the caller relies on it.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,9 +52,10 @@ from relay_queue.compat import (
 )
 from relay_queue.context import RelayContext
 from relay_queue.exceptions import PayloadError, UnknownTask, shown
+from relay_queue.logs import get_logger
 
 # Where Django logs what looks like an attack.
-security_logger = logging.getLogger("django.security.UnknownTask")
+security_logger = get_logger("django.security.UnknownTask")
 
 _VARIADIC: Final = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "quantities",
                 "conf",
                 "exceptions",
+                "logs",
                 "clock",
                 "signals",
                 "startup",
@@ -443,6 +444,19 @@ def prints_outside_cli(module: Module) -> list[str]:
     ]
 
 
+def loggers_by_hand(module: Module) -> list[str]:
+    """Lines of the log spell out control characters; `db` logs no text of a job."""
+    if module.part in ("db", "logs"):
+        return []
+    return [
+        module.at(node.lineno, "makes a logger by itself: take logs.get_logger")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and _chain(node) == ["logging", "getLogger"]
+        and (not node.args or ast.unparse(node.args[0]) != "record.name")
+    ]
+
+
 RULES = (
     upward_imports,
     task_framework_outside_compat,
@@ -454,6 +468,7 @@ RULES = (
     counts_by_hand,
     hard_words,
     prints_outside_cli,
+    loggers_by_hand,
 )
 
 

@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the shared tests of another Python: ``RELAY_TEST_SHARE=1/2`` keeps the first half.
 
-    A build runs on two Pythons and has fifteen minutes. The tests closest to the framework run on
+    A build runs on two Pythons and has 25 minutes. The tests closest to the framework run on
     both; of the others, which try databases, browsers and processes, each runs on one of them.
     Without the variable every test runs.
     """

@@ -23,6 +23,7 @@ TOP_LEVEL = {
     "pyproject.toml",
     "relay_project",
     "relay_queue",
+    "requirements.in",
     "requirements.txt",
     "templates",
     "tests",

@@ -33,6 +33,8 @@ types:
 \t@echo types
 check:
 \t@echo check
+audit:
+\t@echo audit
 """
 
 PASSING = "echo '===== 3 passed, 1 skipped in 1.50s ====='"
@@ -202,3 +204,27 @@ def test_stopped_run_leaves_nothing_behind(checkout: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_known_hole_fails_the_audit_and_a_registry_without_answers_is_said(
+    tmp_path: Path,
+) -> None:
+    hole = '{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}'
+    unknown = '{"name": "b", "skip_reason": "not found"}'
+    answers = {hole: 1, unknown: 0, f"{hole}, {unknown}": 1}
+    said = {}
+    for answer, code in answers.items():
+        program(tmp_path / "pip-audit", f"echo '{{\"dependencies\": [{answer}]}}'; exit {code}")
+        done = subprocess.run(
+            [ROOT / ".ci" / "audit", tmp_path / "pip-audit"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said[answer] = done.stdout
+        assert done.returncode == code, done.stderr
+    assert "X-1, fixed in 2" in said[hole]
+    assert "NOT AUDITED" in said[unknown]
+    program(tmp_path / "pip-audit", "echo no network >&2; exit 1")
+    done = subprocess.run([ROOT / ".ci" / "audit", tmp_path / "pip-audit"], check=False)
+    assert done.returncode == 2

@@ -27,6 +27,7 @@ from django.db import DatabaseError, InterfaceError
 from relay_queue import operations, quantities
 from relay_queue.cli.output import Output
 from relay_queue.exceptions import RelayError
+from relay_queue.logs import printable
 from relay_queue.validation import MAX_ID
 
 __all__ = [
@@ -183,7 +184,7 @@ def run(verb: str, options: argparse.Namespace, out: Output) -> int:
     except (RelayError, ImproperlyConfigured, DatabaseError, InterfaceError) as error:
         if options.traceback:
             raise
-        raise CommandError(explain(error)) from error
+        raise CommandError(printable(explain(error))) from error
 
 
 def explain(error: Exception) -> str:

@@ -19,6 +19,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import translation
 
 from relay_queue import quantities
+from relay_queue.logs import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,7 +161,7 @@ def cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return printable(str(value)).replace("\n", "\\n")
+    return printable(str(value))
 
 
 def short(name: str) -> str:
@@ -177,16 +178,6 @@ def duration(seconds: float | None) -> str | None:
         return None
     with translation.override("en"):
         return quantities.duration(seconds)
-
-
-def printable(text: str) -> str:
-    """Return the text with unprintable characters as escapes; line ends stay."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def _all_numbers(values: Iterable[object]) -> bool:

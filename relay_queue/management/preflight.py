@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -12,11 +11,12 @@ from django.db import DatabaseError, Error, InterfaceError, connections
 from django.db.migrations.loader import MigrationLoader
 
 from relay_queue.cli.base import explain
+from relay_queue.logs import get_logger
 from relay_queue.store.dialects import dialect_for
 from relay_queue.worker.database import Outage
 from relay_queue.worker.lifetime import threads_at_rest
 
-logger = logging.getLogger("relay_queue.supervisor")
+logger = get_logger("relay_queue.supervisor")
 
 APP = "relay_queue"
 LOOK_SECONDS = 1.0

@@ -10,12 +10,13 @@ from typing import Any
 from relay_queue import clock, validation
 from relay_queue.query import reads
 from relay_queue.states import NOT_DUE, UNFINISHED, State, sql_list
+from relay_queue.store.claim import HAS_READY
 from relay_queue.store.dialects import marks
 from relay_queue.store.workers import TRY_LOCKS
 
-READY_QUEUES = """
+READY_QUEUES = f"""
     SELECT q.name FROM relay_queue_queue q WHERE q.paused_at IS NULL
-    AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
+    AND {HAS_READY.format(only="")}
 """
 """Which unpaused queues have ready jobs: one probe of the ready index each."""
 
@@ -64,11 +65,10 @@ BUSY_QUEUES = f"""
 BUSY_WITH = f"""
     SELECT q.name FROM relay_queue_queue q
     WHERE q.paused_at IS NULL AND COALESCE(q.max_running, 1) > 0 AND (
-        EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready'
-                AND j.backend IN ({{aliases}}))
-        OR EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name
-                   AND j.state IN ({sql_list(NOT_DUE)}) AND j.state = 'retrying'
-                   AND j.backend IN ({{aliases}}))
+        {HAS_READY.format(only=" AND j.backend IN ({aliases})")}
+        OR (SELECT j.id FROM relay_queue_job j WHERE j.queue = q.name
+            AND j.state IN ({sql_list(NOT_DUE)}) AND j.state = 'retrying'
+            AND j.backend IN ({{aliases}}) ORDER BY j.available_at LIMIT 1) IS NOT NULL
         OR EXISTS (SELECT 1 FROM relay_queue_lease l JOIN relay_queue_job j ON j.id = l.job_id
                    WHERE l.ended_at IS NULL AND j.queue = q.name AND j.backend IN ({{aliases}})))
 """

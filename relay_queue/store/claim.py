@@ -40,13 +40,19 @@ HOLD_LIMITED = """
 """Keep other claims from queues that limit them. In the order of names, so that two of them never
 deadlock."""
 
-CLAIMABLE = """
+HAS_READY = """(SELECT j.id FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready'{only}
+        ORDER BY j.rank, j.id LIMIT 1) IS NOT NULL"""
+"""Part of statements on queues ``q``: there is a ready job. The first one is asked for by its place
+in the ready index. Asked whether any exists, PostgreSQL reads the table from its begin if many are
+ready, and finds them behind all the finished ones."""
+
+CLAIMABLE = f"""
     SELECT q.name, CASE WHEN q.max_running IS NULL THEN NULL ELSE q.max_running -
         (SELECT CAST(COALESCE(SUM(c.n), 0) AS bigint) FROM relay_queue_queuecount c
          WHERE c.queue = q.name AND c.state = 'running') END
     FROM relay_queue_queue q
-    WHERE q.name IN ({ids}) AND q.paused_at IS NULL
-      AND EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.queue = q.name AND j.state = 'ready')
+    WHERE q.name IN ({{ids}}) AND q.paused_at IS NULL
+      AND {HAS_READY.format(only="")}
 """
 """Find the queues that have ready jobs, and how many leases each still allows."""
 

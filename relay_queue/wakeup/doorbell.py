@@ -4,7 +4,6 @@ Each worker process hangs a `Doorbell`, a Unix datagram socket, in the directory
 `<database>-bells/`. A process that commits work rings every bell found there.
 """
 
-import logging
 import os
 import socket
 import stat
@@ -15,8 +14,9 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 from relay_queue.db.beside import OPEN_FILES, Folder
+from relay_queue.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BELLS_SUFFIX = "-bells"
 # The smallest limit of the supported systems (macOS); Linux takes 107 bytes.

@@ -6,9 +6,9 @@ was 900 commits a second instead of 3,000. A transaction that only notifies flus
 works through a transaction-pooling proxy, too; hearing does not.
 """
 
-import logging
-
 from django.db import connections
+
+from relay_queue.logs import get_logger
 
 # The table's own number. With it, two queues in two schemas of one database do not wake each other.
 # It is the same for every process, on any search path that finds the table.
@@ -18,7 +18,7 @@ FIND_CHANNEL = "SELECT 'relay_queue_' || 'relay_queue_job'::regclass::oid"
 NOTIFY = "SELECT pg_notify('relay_queue_' || 'relay_queue_job'::regclass::oid, '')"
 """Wake all sessions that listen on the queue's channel."""
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def ring(using: str) -> None:

@@ -7,7 +7,6 @@ lock, and must not claim.
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import threading
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from django.db import connections
 
 from relay_queue.db.inherited import keep_from_children
+from relay_queue.logs import get_logger
 from relay_queue.wakeup.notify import FIND_CHANNEL
 
 if TYPE_CHECKING:
     import psycopg
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 CONNECT_PARAMETERS: dict[str, Any] = {
     "connect_timeout": 5,

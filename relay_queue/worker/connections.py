@@ -10,7 +10,6 @@ Django keeps the active language and time zone in them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import suppress
 from typing import Any
@@ -18,7 +17,9 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-logger = logging.getLogger(__name__)
+from relay_queue.logs import get_logger
+
+logger = get_logger(__name__)
 
 
 def close_connections() -> list[str]:

@@ -16,12 +16,13 @@ from django.db import Error, connections
 
 from relay_queue import conf, store, wakeup
 from relay_queue.db.inherited import keep_from_children
+from relay_queue.logs import get_logger
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.dialects.base import Trouble
 from relay_queue.worker.pacing import Pace, Timers
 from relay_queue.worker.plan import CLAIM, SETTLE
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 SLICE_SECONDS = 0.25
 """The longest that a tick waits for the writer before the loop looks after its time limits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import secrets
 import socket
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 from django.db import Error
 
 from relay_queue import __version__, conf, store, wakeup
+from relay_queue.logs import get_logger
 from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the system says when a disk, or a share of it, is full."""

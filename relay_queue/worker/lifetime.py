@@ -8,7 +8,6 @@ process begins with a signal. It ends with a signal and the exit handlers, withi
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -21,10 +20,11 @@ from functools import partial
 from logging.handlers import QueueListener
 from typing import Any, NoReturn
 
+from relay_queue.logs import get_logger
 from relay_queue.signals import worker_process_started, worker_process_stopping
 from relay_queue.worker.logwriter import log_writer
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 EXIT_SECONDS = 4.0
 """How long the end of a process may take once its work is over. Less than the supervisor's grace."""

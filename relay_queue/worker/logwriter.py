@@ -11,7 +11,9 @@ import threading
 from collections import deque
 from typing import Final
 
-logger = logging.getLogger("relay_queue.worker")
+from relay_queue.logs import get_logger
+
+logger = get_logger("relay_queue.worker")
 
 MAX_LINES: Final = 1000
 """How many lines wait for a log that takes none. The lines beyond are counted and dropped."""

@@ -7,13 +7,13 @@ orders while others hold the writer.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from django.db import Error
 
 from relay_queue import conf
+from relay_queue.logs import get_logger
 from relay_queue.query import looks
 from relay_queue.states import State
 from relay_queue.store.records import Claim, Settlement
@@ -37,7 +37,7 @@ from relay_queue.worker.watchdog import (
     shown_ids,
 )
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 FRUITLESS_REST_SECONDS = 1.0
 """Pause after a claim for some backends only that found nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from typing import Any
 
@@ -13,6 +12,7 @@ from django.db.backends.signals import connection_created
 from relay_queue import conf
 from relay_queue.db.filename import make_all_absolute
 from relay_queue.db.inherited import keep_from_children
+from relay_queue.logs import get_logger
 from relay_queue.store.dialects import dialect_for
 from relay_queue.worker.database import SLICE_SECONDS, Outage
 from relay_queue.worker.identity import NO_ROOM, Identity, register
@@ -20,7 +20,7 @@ from relay_queue.worker.loop import Loop
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.waiting import Waiting
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 MAX_PAUSE_SECONDS = 1.0
 """The longest pause between two attempts to join."""

@@ -6,7 +6,6 @@ Nothing here decides when to start or to stop a process; that is ``supervisor.py
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, Self
 
+from relay_queue.logs import get_logger
 from relay_queue.startup import STOP_SIGNALS
 from relay_queue.worker import lifetime
 from relay_queue.worker.options import ANSWERED, DISMISSED, READY, WAITS, WorkerOptions
@@ -87,7 +87,7 @@ class SignalSource:
         self._writer.close()
 
 
-logger = logging.getLogger("relay_queue.supervisor")
+logger = get_logger("relay_queue.supervisor")
 
 ChildMain = Callable[[WorkerOptions, int], int]
 """What a worker runs: takes its options and the control descriptor, returns the exit code."""

@@ -6,7 +6,6 @@ watches, with Django's list of files, and runs the supervisor as a program of it
 
 from __future__ import annotations
 
-import logging
 import selectors
 import signal
 import socket
@@ -18,11 +17,12 @@ from typing import Final
 from django.apps import apps
 from django.utils import autoreload
 
+from relay_queue.logs import get_logger
 from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import DRAIN, QUIT
 from relay_queue.worker.processes import SignalSource
 
-logger = logging.getLogger("relay_queue.supervisor")
+logger = get_logger("relay_queue.supervisor")
 
 LOOK_SECONDS: Final = 1.0
 # A developer waits for the new code: jobs that run longer are handed back, uncharged.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,13 +17,14 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Generic, TypeVar
 
+from relay_queue.logs import get_logger
 from relay_queue.worker import outcome
 from relay_queue.worker.attempt import Attempt
 from relay_queue.worker.connections import close_connections
 from relay_queue.worker.executor import begin, conclude, invoke_async
 from relay_queue.worker.threads import follow_threads
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SHORTAGE_SECONDS = 10.0
 """How long a process makes do with the threads it has, once the system gave it no more."""

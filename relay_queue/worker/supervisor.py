@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from relay_queue.logs import get_logger
 from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import DRAIN, LOOK, QUIT, WorkerOptions
 from relay_queue.worker.processes import Child, ChildMain, Closeable, SignalSource, fork_child, reap
 from relay_queue.worker.watchdog import GateWatch
 
-logger = logging.getLogger("relay_queue.supervisor")
+logger = get_logger("relay_queue.supervisor")
 
 NEVER: Final = float("inf")
 FIRST_DELAY_SECONDS = 0.1

@@ -6,7 +6,6 @@ from outside, for a worker that could not even end itself.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Collection
@@ -17,12 +16,13 @@ from django.db import connections
 
 from relay_queue import conf
 from relay_queue.db.gate import gate_of
+from relay_queue.logs import get_logger
 from relay_queue.worker.lifetime import leave
 
 if TYPE_CHECKING:
     from relay_queue.db.gate import Gate, Holder
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 EXIT_STUCK = 71
 """Exit code when every slot is held by a function that does not end."""

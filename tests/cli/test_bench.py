@@ -52,7 +52,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 # -- real runs
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_real_run_reports_each_figure_beside_its_baseline(relay: Relay, folder: Path) -> None:
     answer = relay("bench", "--quick", "--json", "--only", "fair_share", "enqueue_one")
     figures = {figure["name"]: figure for figure in answer.data["figures"]}
@@ -99,7 +99,7 @@ def test_quick_run_on_postgresql_measures_every_figure_of_it(tmp_path: Path) -> 
     assert not [name for (name,) in left if name.startswith("relay_bench_")]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_server_that_does_not_keep_its_commits_is_not_measured(postgresql_project: Project) -> None:
     arguments = ("--quick", "--json", "--only", "pg_pickup_p50")
     done = postgresql_project.manage("relay", "bench", *arguments, check=False)

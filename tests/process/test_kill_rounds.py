@@ -31,7 +31,9 @@ ROUNDS = int(os.environ.get("RELAY_TORTURE_ROUNDS", "50"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2))]
+)
 def test_every_job_ends_once_while_workers_are_killed(farm: Farm, number: int) -> None:
     play_round(farm, random.Random(f"round {number}"))
 

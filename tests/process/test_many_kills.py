@@ -117,7 +117,7 @@ def test_each_forbidden_change_is_seen(farm: Farm) -> None:
 # --- Kills ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_no_job_is_lost_through_kills(farm: Farm) -> None:
     check(torment(farm, jobs=600, kills=8, dice=random.Random("short")))
 
@@ -270,7 +270,7 @@ def wait_finished(farm: Farm, seconds: float, meanwhile: Callable[[], None]) -> 
 # --- Late acks ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_late_acks_are_all_refused_and_recorded(farm: Farm) -> None:
     assert refuse(farm, AT_ONCE) == AT_ONCE
 

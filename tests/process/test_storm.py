@@ -44,7 +44,7 @@ print("wrote", count, flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_thousand_enqueues_beside_workers_and_another_writer(farm: Farm) -> None:
     farm.relay["SHUTDOWN_TIMEOUT_SECONDS"] = 30
     numbers = (str(JOBS_EACH), str(PRODUCERS))

@@ -21,7 +21,7 @@ TORTURE_SEEDS = int(os.environ.get("RELAY_TORTURE_SEEDS", "50000"))
 REPLAYED = 3
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(CHUNK, SEEDS, CHUNK))
 def test_no_seed_breaks_a_promise(database: Scratch, first: int) -> None:

@@ -26,6 +26,7 @@ from tests.store.actions import (
     claim_one,
     connection,
     do,
+    empty,
     enqueue,
     job,
     register,
@@ -52,9 +53,32 @@ LEASES = """
 WALK = re.compile(r"Seq Scan on relay_queue_(job|lease)\b")
 
 
-@pytest.fixture(params=["analyzed", "not analyzed"])
+MANY_READY = 5_000
+"""So many that PostgreSQL, told of them, takes the first job of the table that is ready to be near."""
+
+FORGET = """
+    DELETE FROM pg_statistic USING pg_class c
+    WHERE starelid = c.oid AND relname LIKE 'relay_queue_%'
+"""
+
+
+def analyze() -> None:
+    with connection().cursor() as cursor:
+        cursor.execute("ANALYZE")
+
+
+@pytest.fixture(params=["analyzed", "not analyzed", "many ready", "analyzed when all were ready"])
 def crowded(request: pytest.FixtureRequest, wall: Wall) -> Wall:
-    """Fill the tables with many finished jobs, and some of every other kind."""
+    """Fill the tables with many finished jobs, and some of every other kind.
+
+    The server analyzes by itself at any time, so a plan must be good with statistics of any.
+    """
+    with connection().cursor() as cursor:
+        cursor.execute(FORGET)
+    if request.param == "analyzed when all were ready":
+        do(store.enqueue_many, [job()] * 1_500)
+        analyze()
+        empty()
     do(store.ack, *held(claim_of(enqueue())))
     with connection().cursor() as cursor:
         cursor.execute(
@@ -70,9 +94,10 @@ def crowded(request: pytest.FixtureRequest, wall: Wall) -> Wall:
     do(store.enqueue_many, [job(run_after=after(9_000 + n)) for n in range(80)])
     do(store.enqueue_many, [job(queue=f"q{n % 4}", priority=n % 3) for n in range(400)])
     claim(16, "q0", "q1", worker_id=register())
-    with connection().cursor() as cursor:
-        if request.param == "analyzed":
-            cursor.execute("ANALYZE")
+    if request.param == "many ready":
+        do(store.enqueue_many, [job()] * MANY_READY)
+    if request.param in ("analyzed", "many ready"):
+        analyze()
     return wall
 
 
@@ -92,6 +117,8 @@ def live(wall: Wall) -> None:
     enqueue(queue="q2", idempotency_key="k")
     do(store.enqueue_many, [job(queue="q2", idempotency_key=f"k{n}") for n in range(5)])
     looks.read_queues()
+    looks.busy_queues(["default"])
+    claim(1, "default")
     taken = claim(16, "q2", "q3", worker_id=worker_id)
     do(store.renew, [(c.lease_id, c.token, 60.0) for c in taken])
     looks.open_leases([c.lease_id for c in taken])

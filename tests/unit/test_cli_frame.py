@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
 from relay_queue.cli import base
-from relay_queue.cli.output import Output, cell, printable
+from relay_queue.cli.output import Output, cell
 from relay_queue.exceptions import QueueFull, RelayError
 from tests.conftest import ROOT
 
@@ -268,8 +268,13 @@ def test_a_cell_is_one_line_that_no_terminal_obeys(value: object, text: str) -> 
     assert cell(value) == text
 
 
-def test_lines_keep_their_line_ends_and_lose_control_characters() -> None:
-    assert printable("one\ntwo\x07") == "one\ntwo\\x07"
+def test_a_line_of_output_stays_one_line_and_loses_control_characters() -> None:
+    stream, errors = io.StringIO(), io.StringIO()
+    out = Output(stream, errors)
+    out.line("one\ntwo\x07")
+    out.warn("one\r\x1b[2J")
+    assert stream.getvalue() == "one\\ntwo\\x07\n"
+    assert errors.getvalue() == "one\\r\\x1b[2J\n"
 
 
 def test_warnings_go_to_the_error_stream_even_with_json() -> None:

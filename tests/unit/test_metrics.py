@@ -93,6 +93,26 @@ def test_live_workers_are_told_one_by_one(scrape: Any) -> None:
     assert found["relay_worker_heartbeat_age_seconds", "h", f"w-{worker}"] < 60
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=x",
+        "text/plain;escaping=allow-utf-8;version=abc",
+        "application/openmetrics-text;version=1.0.0.0rc1+\u00e9",
+        "text/plain;version=;version",
+        ",;=,",
+        "\x00",
+        "x" * 10_000,
+    ],
+)
+def test_a_scraper_that_asks_for_nonsense_gets_the_metrics(settings: Any, accept: str) -> None:
+    settings.RELAY = {**settings.RELAY, "METRICS_TOKEN": TOKEN}
+    headers = {"authorization": f"Bearer {TOKEN}", "accept": accept}
+    answer = metrics.view(RequestFactory().get("/metrics", headers=headers))
+    assert answer.status_code == 200
+    assert b"relay_jobs" in answer.content
+
+
 def test_a_scraper_that_asks_for_the_open_format_gets_it(settings: Any) -> None:
     settings.RELAY = {**settings.RELAY, "METRICS_TOKEN": TOKEN}
     accept = "application/openmetrics-text; version=1.0.0"

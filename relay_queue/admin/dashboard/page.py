@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -21,12 +20,13 @@ from relay_queue.admin.dashboard import charts, panels, tiles
 from relay_queue.admin.dashboard.attention import notices
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.reading import ReadingAdmin
+from relay_queue.logs import get_logger
 from relay_queue.models import Dashboard, Job, Queue, Worker
 from relay_queue.query import status
 from relay_queue.query.history import Histogram
 from relay_queue.query.status import Overview
 
-logger = logging.getLogger("relay_queue.admin")
+logger = get_logger("relay_queue.admin")
 
 PERMISSION: Final = "relay_queue.view_dashboard"
 REFRESH_SECONDS: Final = 5

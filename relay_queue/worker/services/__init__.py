@@ -8,7 +8,6 @@ the lists.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Final, Protocol
 from django.db import Error
 
 from relay_queue import conf, store
+from relay_queue.logs import get_logger
 from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.hooks import Point
 from relay_queue.worker.plan import Done, Plan
@@ -25,7 +25,7 @@ from relay_queue.worker.services.prune import Prune
 from relay_queue.worker.services.recover import RecoverDead, RecoverExpired
 from relay_queue.worker.services.write_off import WriteOff
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 Bite = Callable[[store.Transaction, int], int]
 """Works on at most so many rows in one transaction, and returns on how many it has."""
