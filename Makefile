@@ -67,9 +67,8 @@ $(TOOLS)/.ready: .ci/tools.txt .ci/venv
 	@.ci/venv $(PYTHON) $(TOOLS) .ci/tools.txt
 
 lock: $(TOOLS)/.ready  ## Resolve the pins into locks with hashes (ARGS="--upgrade" for newer ones)
-	@for file in requirements .ci/tools; do \
-		$(TOOLS)/bin/$(LOCK) $(ARGS) $$file.in --output-file $$file.txt >/dev/null || exit 1; \
-	done
+	@$(TOOLS)/bin/$(LOCK) $(ARGS) .ci/requirements.in --output-file requirements.txt >/dev/null
+	@$(TOOLS)/bin/$(LOCK) $(ARGS) .ci/tools.in --output-file .ci/tools.txt >/dev/null
 
 audit: $(TOOLS)/.ready  ## Fail on a known hole in a pinned package
 	@.ci/audit $(TOOLS)/bin/pip-audit

@@ -23,7 +23,6 @@ TOP_LEVEL = {
     "pyproject.toml",
     "relay_project",
     "relay_queue",
-    "requirements.in",
     "requirements.txt",
     "templates",
     "tests",

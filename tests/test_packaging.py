@@ -51,14 +51,19 @@ def pins() -> list[Requirement]:
     return [Requirement(line.rstrip("\\")) for line in lines if line[:1].isalnum()]
 
 
-@pytest.mark.parametrize("name", ["requirements", ".ci/tools"])
-def test_every_package_of_a_lock_is_pinned_and_has_the_hash_of_a_file(name: str) -> None:
-    blocks = (ROOT / f"{name}.txt").read_text().replace("\\\n", "").splitlines()
+@pytest.mark.parametrize(
+    ("lock", "source"),
+    [("requirements.txt", ".ci/requirements.in"), (".ci/tools.txt", ".ci/tools.in")],
+)
+def test_every_package_of_a_lock_is_pinned_and_has_the_hash_of_a_file(
+    lock: str, source: str
+) -> None:
+    blocks = (ROOT / lock).read_text().replace("\\\n", "").splitlines()
     locked = [block.split("--hash=sha256:") for block in blocks if block[:1].isalnum()]
     assert [block[0] for block in locked if "==" not in block[0] or len(block) == 1] == []
     assert all(len(digest.strip()) == 64 for block in locked for digest in block[1:])
     names = {Requirement(block[0]).name.lower() for block in locked}
-    wanted = [line for line in (ROOT / f"{name}.in").read_text().splitlines() if line[:1].isalnum()]
+    wanted = [line for line in (ROOT / source).read_text().splitlines() if line[:1].isalnum()]
     missing = {Requirement(line).name.lower().replace("_", "-") for line in wanted} - names
     assert not missing, "run `make lock`"
 

@@ -89,7 +89,7 @@ class Settlement:
     ``result`` is JSON text (ack). ``error`` is the path of the exception's class, ``message`` one
     line, ``traceback`` many (nack). ``delay_seconds`` replaces the back-off (nack) or is the length
     of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``repeated`` says
-    that it was given before, in a transaction that may have committed. ``told`` says that its owner
+    that it was given before, in a transaction that may have committed. ``death_logged`` says that its owner
     has logged already that the job will not be tried again.
     """
 
@@ -104,7 +104,7 @@ class Settlement:
     timed_out: bool = False
     delay_seconds: float | None = None
     repeated: bool = False
-    told: bool = False
+    death_logged: bool = False
 
 
 class Settled(NamedTuple):

@@ -400,7 +400,7 @@ def _fail(
             continue
         step = _next_step(tx, settlement, job)
         steps.append(step)
-        if step.state is State.DEAD and not settlement.told:
+        if step.state is State.DEAD and not settlement.death_logged:
             why = why_last(fatal=settlement.fatal, attempt=job.attempt)
             note_death(tx, job.job_id, why, settlement.message)
         placed[settlement.lease_id] = Settled(

@@ -7,16 +7,16 @@ allow. A feature that depends on a job's end has one place to hook into.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
+from relay_queue.logs import get_logger
 from relay_queue.states import LAST_FAILURE, can
 from relay_queue.store.transaction import Transaction
 
-logger = logging.getLogger("relay_queue.store")
+logger = get_logger("relay_queue.store")
 
 JobInQueue = tuple[int, str]
 """The id of a job, and the name of its queue."""

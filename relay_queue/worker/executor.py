@@ -386,7 +386,7 @@ def _log_death(attempt: Attempt, *, logged: bool) -> None:
     nowhere unless ``DEBUG`` is on.
     """
     claim, settlement = attempt.claim, attempt.settlement
-    settlement.told = True
+    settlement.death_logged = True
     why = why_last(fatal=settlement.fatal, attempt=claim.attempt)
     level = logging.WARNING if logged else logging.ERROR
     values = (claim.job_id, why, settlement.message)

@@ -6,12 +6,12 @@ start.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from relay_queue import store
 from relay_queue.exceptions import Unstorable
+from relay_queue.logs import get_logger
 from relay_queue.store.grant import grant_one
 from relay_queue.store.records import Claim, Settled, Settlement, Verb
 from relay_queue.worker import hooks
@@ -20,7 +20,7 @@ from relay_queue.worker.plan import CLAIM, COUNT, RENEW, SETTLE, Done, Plan
 from relay_queue.worker.services import IN_TICK
 from relay_queue.worker.stats import Stats
 
-logger = logging.getLogger("relay_queue.worker")
+logger = get_logger("relay_queue.worker")
 
 
 def tick(plan: Plan) -> Done:

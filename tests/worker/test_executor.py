@@ -406,7 +406,7 @@ def test_the_log_has_one_error_with_the_last_failure_of_a_job(
 ) -> None:
     monkeypatch.setattr(signals.logger, "disabled", not framework_logs)
     claim = dataclasses.replace(claim_of(function), attempts_left=attempts_left)
-    assert run(claim).settlement.told
+    assert run(claim).settlement.death_logged
     level = "WARNING" if framework_logs else "ERROR"
     line = f"job {claim.job_id} will not be tried again, since {why}"
     assert own_lines(caplog) == [(level, line, not framework_logs)]
@@ -417,7 +417,7 @@ def test_the_log_has_one_error_with_the_last_failure_of_a_job(
 
 def test_a_job_that_can_never_run_is_an_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     claim = stored_call("tests.tasks.removed", '{"args":[],"kwargs":{}}')
-    assert run(claim).settlement.told
+    assert run(claim).settlement.death_logged
     ((level, line, has_traceback),) = own_lines(caplog)
     assert (level, has_traceback) == ("ERROR", True)
     assert line.startswith(
