@@ -213,6 +213,11 @@ class Gate:
         if self.has_foreign_log():
             put_log_aside(self._file.database)
 
+    def remove_files(self) -> None:
+        """Remove the gate's files, of a database that is gone and that no process uses."""
+        with self._mutex:
+            self._file.remove()
+
     # Everything below runs under ``self._mutex``, unless it says otherwise.
 
     def _take(self, permit: Permit, thread: threading.Thread) -> bool:

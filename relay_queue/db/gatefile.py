@@ -95,6 +95,14 @@ class GateFile:
                 with suppress(OSError):
                     os.close(descriptor)
 
+    def remove(self) -> None:
+        """Remove the files of a database that is gone. Opened again, they are made again."""
+        self.close()
+        name = os.path.basename(self.path)
+        with suppress(FileNotFoundError), Folder.of(self.database) as folder:
+            folder.remove(name)
+            folder.remove(f"{name}-next")
+
     def try_lock(self) -> bool:
         """Take the gate if it is free and no other process waits for it."""
         if not _try_flock(self._next):
