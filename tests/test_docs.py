@@ -49,7 +49,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/deploying").glob("*.md")])
 PAGES = [*DOCS, ROOT / "README.md"]
 
-DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"}
+DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"} | {
+    "--include-stale-apps"
+}
+
 # Named in the text, and nobody's setting or exception of ours.
 FOREIGN_WORDS = {"NO_COLOR", "CONN_MAX_AGE"}
 FOREIGN_NAMES = {"AnyResult", "KillMode", "OperationalError", "TestCase", "TimeoutStopSec"}
