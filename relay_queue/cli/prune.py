@@ -55,7 +55,8 @@ def _age(text: str) -> float:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Prune, and show how many rows were deleted, or would be."""
     now = looks.now()
-    ages: dict[str, float] = {**_ages(options.state, options.older_than)}
+    chosen = _ages(options.state, options.older_than)
+    ages = {state.value: seconds for state, seconds in chosen.items()}
     if options.state is None:
         ages |= _other_ages()
     act = prunable.count if options.dry_run else _delete

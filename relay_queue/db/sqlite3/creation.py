@@ -9,7 +9,8 @@ from typing import Any
 
 from django.db.backends.sqlite3 import creation
 
-from relay_queue.db.gate import SUPPORTED, gate_for
+from relay_queue.db.gate import gate_for
+from relay_queue.db.gatefile import SUPPORTED
 
 
 class DatabaseCreation(creation.DatabaseCreation):
