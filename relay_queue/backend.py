@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import iscoroutinefunction
 from operator import attrgetter
@@ -73,6 +73,23 @@ class _TaskOptions(NamedTuple):
     jobs: store.JobOptions
     max_payload_bytes: int | None
     validated: bool
+
+
+@dataclass(slots=True)
+class WaitingInsert:
+    """The insert of jobs that waits for the commit of the caller's rows.
+
+    `relay_queue.testing` looks for them: in a test the commit may never come.
+    """
+
+    insert: Callable[[], None]
+    jobs: Sequence[store.NewJob]
+    done: bool = False
+
+    def __call__(self) -> None:
+        """Insert the jobs. A commit that is pretended leaves this registered."""
+        self.done = True
+        self.insert()
 
 
 class RelayBackend(BaseTaskBackend):
@@ -189,7 +206,7 @@ class RelayBackend(BaseTaskBackend):
         call = (task, args, kwargs)
         job = self._job(self._options_of(task), call)
         result = new_result(call, self.alias)
-        self._when_committed(partial(self._insert, job, result))
+        self.when_committed(partial(self._insert, job, result), (job,))
         return result
 
     async def aenqueue(  # type: ignore[override]
@@ -227,7 +244,7 @@ class RelayBackend(BaseTaskBackend):
         options = {key: self._options_of(task) for key, task in tasks.items()}
         jobs = [self._job(options[id(call[0])], call) for call in taken]
         results = EnqueuedResults(self.alias, taken)
-        self._when_committed(partial(self._insert_many, jobs, results))
+        self.when_committed(partial(self._insert_many, jobs, results), jobs)
         return results
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> EnqueuedResults:
@@ -246,13 +263,14 @@ class RelayBackend(BaseTaskBackend):
     def after_insert(self, results: Sequence[AnyResult]) -> None:
         """Do nothing more: the jobs are in the table. `relay_queue.testing` may run them here."""
 
-    def _when_committed(self, insert: Callable[[], None]) -> None:
+    def when_committed(self, insert: Callable[[], None], jobs: Sequence[store.NewJob]) -> None:
         """Insert now; or, if the alias says so, when the caller's rows are committed."""
         alias = self._rows_in
         if alias is None or alias == conf.get().database:
             insert()  # the caller's transaction, if there is one, is that of the job
         else:
-            transaction.on_commit(insert, using=alias)  # at once if there is no transaction
+            # At once if there is no transaction.
+            transaction.on_commit(WaitingInsert(insert, jobs), using=alias)
 
     def _insert(self, job: store.NewJob, result: AnyResult) -> None:
         wait_seconds = getattr(result.task, "wait_seconds", None)

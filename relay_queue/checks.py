@@ -21,7 +21,7 @@ Id                    What it says
 ``relay_queue.W006``  The SQLite library has the WAL-reset race, and the engine does not prevent it.
 ``relay_queue.W007``  This system has no ``fcntl``: no writer gate and no proof of death.
 ``relay_queue.W008``  The queue is in memory.
-``relay_queue.W009``  The database file is on a network file system.
+``relay_queue.W009``  The database file is on what is not known to be a local file system.
 ``relay_queue.W010``  The admin is installed and the package of its date filters is not.
 ``relay_queue.W011``  Transactions on PostgreSQL begin with a snapshot.
 ``relay_queue.I001``  The queue is in another database than ``default``.
@@ -57,11 +57,12 @@ READ_COMMITTED: Final = 2
 """The driver's number for the isolation level of that name."""
 _BACKEND_MODULE: Final = "relay_queue.backend"
 _MOUNTS: Final = "/proc/self/mounts"
-# Where locks or shared memory do not reach the other machines, or come back with errors.
-_NETWORK_FILE_SYSTEMS: Final = frozenset(
-    {"9p", "afs", "beegfs", "ceph", "cifs", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs"}
-    | {"nfs", "nfs4", "smb2", "smb3", "smbfs"}
-    | {"fuse.davfs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"}
+# File systems of this machine's kernel on this machine's disks or memory. All others are warned of:
+# most carry files of another machine, or of the host of a virtual one, and more are invented.
+_LOCAL_FILE_SYSTEMS: Final = frozenset(
+    {"apfs", "aufs", "bcachefs", "btrfs", "devtmpfs", "ecryptfs", "exfat", "ext2", "ext3", "ext4"}
+    | {"f2fs", "hfs", "hfsplus", "jffs2", "jfs", "msdos", "nilfs2", "ntfs3", "overlay", "overlayfs"}
+    | {"ramfs", "reiserfs", "rootfs", "simfs", "tmpfs", "ubifs", "udf", "ufs", "vfat", "xfs", "zfs"}
 )
 _UNSUPPORTED: Final = {
     "mysql": "MySQL and MariaDB are not supported. ",
@@ -255,9 +256,15 @@ def _sqlite_messages(alias: str) -> Iterator[checks.CheckMessage]:
     yield from _engine_messages(alias)
     yield from _durability_messages(alias)
     kind = _file_system_of(path, _read_mounts())
-    if kind in _NETWORK_FILE_SYSTEMS:
-        message = f"The database file {path} is on a network file system ({kind})."
-        hint = "Keep it on a local disk: SQLite's log and Relay's locks do not work over a network."
+    if kind is not None and kind not in _LOCAL_FILE_SYSTEMS:
+        message = (
+            f"The database file {path} is on {kind}, which is not known to be a local file system."
+        )
+        hint = (
+            "Keep it on a local disk: over a network, from the host of a virtual machine or through "
+            "FUSE, SQLite's log and Relay's locks may not work. If this one is on a disk of this "
+            f'machine, add "{TAG}.W009" to SILENCED_SYSTEM_CHECKS.'
+        )
         yield _warning("W009", message, hint)
 
 

@@ -76,6 +76,7 @@ MIN_MODULE_LINES = 80
 
 SHORT_BY_NATURE: Mapping[str, str] = {
     "relay_queue.db.sqlite3.creation": "every engine of Django has a module of this name",
+    "relay_queue.query.prunable": "it alone counts whole tables, and commands hold no SQL",
     "relay_queue.signals": "projects import it, to connect their receivers",
     "relay_queue.worker.services.*": "a service is one file and one line of the list of services",
     "relay_queue.management.commands.*": "Django finds commands by the names of their modules",

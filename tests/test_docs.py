@@ -49,7 +49,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/deploying").glob("*.md")])
 PAGES = [*DOCS, ROOT / "README.md"]
 
-DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"}
+DJANGO_OPTIONS = {"--settings", "--verbosity", "--no-color", "--help", "--database"} | {
+    "--include-stale-apps"
+}
+
 # Named in the text, and nobody's setting or exception of ours.
 FOREIGN_WORDS = {"NO_COLOR", "CONN_MAX_AGE"}
 FOREIGN_NAMES = {"AnyResult", "KillMode", "OperationalError", "TestCase", "TimeoutStopSec"}
@@ -553,6 +556,22 @@ def test_every_failure_of_the_readme_is_explained() -> None:
     promised = re.findall(r"^\| (F\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     explained = re.findall(r"^### (F\d+) ", page("failures.md"), re.MULTILINE)
     assert promised == explained == [f"F{number}" for number in range(1, 16)]
+
+
+def test_failures_of_the_database_in_the_readme_name_a_test_and_are_explained() -> None:
+    table = rows((ROOT / "README.md").read_text(), "Failure of the database", "What happens")
+    assert len(table) == 3
+    titles = re.findall(r"^## (.+)$", page("failures.md"), re.MULTILINE)
+    anchors = {title.lower().replace(" ", "-") for title in titles}
+    for failure, promise, test in table:
+        assert promise
+        (anchor,) = re.findall(r"\(docs/failures\.md#([\w-]+)\)", failure)
+        assert anchor in anchors, failure
+        (named,) = code(test)
+        file, _, function = named.partition("::")
+        source = ast.parse((ROOT / "tests" / "process" / file).read_text())
+        tests = {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
+        assert function in tests, named
 
 
 def test_every_verdict_is_explained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sqlite3
@@ -156,3 +157,38 @@ def test_the_example_of_options_runs_as_printed(newcomer: Newcomer) -> None:
     assert ids.splitlines()[-1] == "1 1"
     assert newcomer.jobs() == [("shop.tasks.send_receipt", "mail", "ready")]
     newcomer.work_until_all_succeeded(runworker)
+
+
+DJANGOS_SETTINGS = """
+for name in ("relay_queue", "rangefilter"):
+    INSTALLED_APPS.remove(name)
+del TASKS
+DATABASES["default"]["ENGINE"] = "django.db.backends.sqlite3"
+"""
+
+
+def test_the_page_on_uninstalling_works_as_printed(newcomer: Newcomer) -> None:
+    newcomer.run(*newcomer.command(commands()[0]))
+    newcomer.run("manage.py", "shell", "-c", "exec(open('view.py').read())")
+    later = "from datetime import timedelta\nfrom django.utils import timezone\n"
+    later += "from shop.tasks import send_receipt\n"
+    later += "send_receipt.using(run_after=timezone.now() + timedelta(days=1)).enqueue(8)"
+    newcomer.run("manage.py", "shell", "-c", later)
+    page = (ROOT / "docs" / "uninstall.md").read_text()
+    see, end, remove = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for line in see.splitlines():
+        newcomer.run(*newcomer.command(line))
+    named = json.loads((newcomer.directory / "jobs.json").read_text())
+    states = sorted(job["fields"]["state"] for job in named)
+    assert states == ["ready", "scheduled"]
+    for line in end.splitlines():
+        newcomer.run(*newcomer.command(line))
+    assert sorted(state for *_, state in newcomer.jobs()) == ["cancelled", "succeeded"]
+    newcomer.run(*newcomer.command(remove.strip()))
+    newcomer.append("shop/settings.py", DJANGOS_SETTINGS)
+    newcomer.run("manage.py", "check", "--fail-level", "WARNING")
+    newcomer.run("manage.py", "remove_stale_contenttypes", "--include-stale-apps", "--no-input")
+    assert "relay_queue" not in newcomer.run("manage.py", "inspectdb")
+    with closing(sqlite3.connect(newcomer.directory / "db.sqlite3")) as connection:
+        query = "SELECT count(*) FROM django_content_type WHERE app_label = 'relay_queue'"
+        assert connection.execute(query).fetchone() == (0,)

@@ -8,7 +8,7 @@ from typing import Final
 
 from relay_queue import conf, store
 from relay_queue.cli.base import Output, add_json, duration
-from relay_queue.query import looks
+from relay_queue.query import looks, prunable
 from relay_queue.states import State
 from relay_queue.store.operate import BATCH
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--older-than",
         metavar="AGE",
-        type=duration,
+        type=_age,
         help="Finished longer ago than 7d, 12h, 30m or 45s; default: the RETAIN_ setting.",
     )
     parser.add_argument(
@@ -36,21 +36,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[state.value for state in STATES],
         help="Only jobs in this state; may be given several times.",
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Show how many rows would go, and delete nothing."
+    )
+
+
+def _age(text: str) -> float:
+    seconds = duration(text)
+    if not text.strip()[-1].isalpha():
+        # Whoever types 30 mostly means days, and what is deleted does not come back.
+        n = text.strip()
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not name its unit. Write {n}d, {n}h, {n}m or {n}s."
+        )
+    return seconds
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Prune, and show how many rows were deleted."""
+    """Prune, and show how many rows were deleted, or would be."""
     now = looks.now()
-    deleted: dict[str, int] = {}
-    for state, seconds in _ages(options.state, options.older_than).items():
-        deleted[state.value] = _prune_jobs(state, now - timedelta(seconds=seconds))
+    chosen = _ages(options.state, options.older_than)
+    ages = {state.value: seconds for state, seconds in chosen.items()}
     if options.state is None:
-        deleted |= _prune_the_rest(now)
-    out.data({"deleted": deleted})
-    if not deleted:
+        ages |= _other_ages()
+    act = prunable.count if options.dry_run else _delete
+    rows = {name: act(name, now - timedelta(seconds=seconds)) for name, seconds in ages.items()}
+    out.data({"would_delete" if options.dry_run else "deleted": rows})
+    if not rows:
         out.line("Nothing is to be deleted: the settings keep these for ever. Name --older-than.")
-    for name, n in deleted.items():
-        out.line(f"{name}: {n:,} deleted")
+    words = "would be deleted" if options.dry_run else "deleted"
+    for name, n in rows.items():
+        out.line(f"{name}: {n:,} {words}")
     return 0
 
 
@@ -74,31 +90,33 @@ def _ages(states: list[str] | None, older_than: float | None) -> dict[State, flo
     return {state: seconds for state, seconds in ages.items() if seconds is not None}
 
 
-def _prune_jobs(state: State, before: datetime) -> int:
-    total = 0
-    while True:
-        with store.transaction() as tx:
-            pruned = store.prune(tx, state, before, BATCH)
-        total += pruned.jobs
-        if not pruned.more:
-            return total
-
-
-def _prune_the_rest(now: datetime) -> dict[str, int]:
-    """Delete rows of stopped workers, statistics and bulk acts that the settings no longer keep."""
+def _other_ages() -> dict[str, float]:
+    """Return the same for rows of stopped workers, statistics and bulk acts."""
     settings = conf.get()
-    rest = {
-        "workers": (store.prune_workers, settings.retain_workers_seconds),
-        "minutes": (store.prune_minutes, settings.retain_minutes_seconds),
-        "bulk_acts": (store.prune_bulk_acts, settings.retain_bulk_acts_seconds),
+    ages = {
+        "workers": settings.retain_workers_seconds,
+        "minutes": settings.retain_minutes_seconds,
+        "bulk_acts": settings.retain_bulk_acts_seconds,
     }
-    deleted = {}
-    for name, (verb, seconds) in rest.items():
-        if seconds is None:
-            continue
-        deleted[name], n = 0, BATCH
-        while n == BATCH:
-            with store.transaction() as tx:
-                n = verb(tx, now - timedelta(seconds=seconds), BATCH)
-            deleted[name] += n
-    return deleted
+    return {name: seconds for name, seconds in ages.items() if seconds is not None}
+
+
+_OTHERS: Final = {
+    "workers": store.prune_workers,
+    "minutes": store.prune_minutes,
+    "bulk_acts": store.prune_bulk_acts,
+}
+
+
+def _delete(name: str, before: datetime) -> int:
+    """Delete all old rows of a kind, in bounded bites; return how many."""
+    total, more = 0, True
+    while more:
+        with store.transaction() as tx:
+            if name in _OTHERS:
+                n = _OTHERS[name](tx, before, BATCH)
+                more = n == BATCH
+            else:
+                n, more = store.prune(tx, State(name), before, BATCH)
+        total += n
+    return total

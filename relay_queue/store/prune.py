@@ -65,12 +65,14 @@ DELETE_JOBS = "DELETE FROM relay_queue_job WHERE id IN ({ids}) AND state = %s"
 """Delete the jobs, if they are still what was found. Not by time again: that would make the database
 walk all old jobs instead of looking up these."""
 
-DELETE_WORKERS = """
-    DELETE FROM relay_queue_worker WHERE id IN (
-        SELECT w.id FROM relay_queue_worker w WHERE w.stopped_at < %s
-        AND NOT EXISTS (SELECT 1 FROM relay_queue_lease l
-                        WHERE l.worker_id = w.id AND l.ended_at IS NULL)
-        LIMIT %s)
+OLD_WORKERS = """
+    relay_queue_worker w WHERE w.stopped_at < %s
+    AND NOT EXISTS (SELECT 1 FROM relay_queue_lease l
+                    WHERE l.worker_id = w.id AND l.ended_at IS NULL)
+"""
+
+DELETE_WORKERS = f"""
+    DELETE FROM relay_queue_worker WHERE id IN (SELECT w.id FROM {OLD_WORKERS} LIMIT %s)
 """
 """Delete workers that stopped long ago and hold nothing."""
 
@@ -80,13 +82,16 @@ DELETE_MINUTES = """
 """
 """Delete statistics of old minutes."""
 
-DELETE_BULK_ACTS = """
+OLD_BULK_ACTS = """
+    relay_queue_bulkact b
+    WHERE b.finished_at < %s OR (b.finished_at IS NULL AND b.created_at < %s
+        AND b.job_id IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.id = b.job_id))
+"""
+
+DELETE_BULK_ACTS = f"""
     DELETE FROM relay_queue_bulkact WHERE id IN (
-        SELECT b.id FROM relay_queue_bulkact b
-        WHERE b.finished_at < %s OR (b.finished_at IS NULL AND b.created_at < %s
-            AND b.job_id IS NOT NULL
-            AND NOT EXISTS (SELECT 1 FROM relay_queue_job j WHERE j.id = b.job_id))
-        ORDER BY b.id LIMIT %s)
+        SELECT b.id FROM {OLD_BULK_ACTS} ORDER BY b.id LIMIT %s)
 """
 """Delete bulk acts that ended long ago, or that cannot go on because their job is gone."""
 

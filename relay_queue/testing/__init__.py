@@ -3,7 +3,7 @@
 Everything works inside Django's ``TestCase``, whose transaction it joins, and with pytest-django's
 ``db``, on a database in memory too. Jobs that wait for the commit of another database, see
 ``enqueue_on_commit`` of `relay_queue.backend.RelayBackend`, are enqueued when it is pretended:
-``with self.captureOnCommitCallbacks(execute=True)``.
+``with self.captureOnCommitCallbacks(execute=True)``. Until then the functions here warn of them.
 """
 
 from relay_queue.testing.looking import (

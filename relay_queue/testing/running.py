@@ -18,6 +18,7 @@ from relay_queue.models import Job
 from relay_queue.query import looks
 from relay_queue.results import EnqueuedResults
 from relay_queue.states import State
+from relay_queue.testing.looking import warn_of_waiting
 from relay_queue.worker import outcome
 from relay_queue.worker.attempt import Attempt
 from relay_queue.worker.connections import is_left_open
@@ -38,7 +39,7 @@ def run_pending(
     default jobs that are enqueued meanwhile run as well; with ``until_empty=False`` no more
     attempts are made than jobs are ready now. ``at``, an aware datetime, stands for the current
     time of the queue: jobs deferred or backing off until then are due. A function that always
-    snoozes for 0 seconds keeps this busy for ever. Raises ``ValueError`` if ``at`` is naive.
+    snoozes for 0 seconds keeps this busy for ever. Warns of jobs that wait for a commit. Raises ``ValueError`` if ``at`` is naive.
     """
     if at is not None and at.utcoffset() is None:
         raise ValueError(f"at is {at!r}, without a time zone. Use an aware datetime.")
@@ -47,7 +48,8 @@ def run_pending(
         attempts = 0
         while attempts != limit and _run_next(queue):
             attempts += 1
-        return attempts
+    warn_of_waiting(None, queue)
+    return attempts
 
 
 def run_on_enqueue() -> _patch[Callable[..., None]]:
@@ -59,10 +61,17 @@ def run_on_enqueue() -> _patch[Callable[..., None]]:
     What ``enqueue`` returns has finished then, or waits for its next attempt: one attempt is made.
     Jobs of the same queue that were ready before run first, as they would with a worker. A job
     that is deferred, or whose queue is paused, stays as it is. Jobs run inside the caller's
-    ``atomic()``, where a worker would only come after the commit.
+    ``atomic()``, where a worker would only come after the commit; with ``enqueue_on_commit`` they are
+    enqueued there, too, and need no commit.
     """
     # A decorator made of a plain context manager would let a coroutine function return unrun.
-    return patch.object(RelayBackend, "after_insert", _run)
+    return patch.multiple(RelayBackend, after_insert=_run, when_committed=_insert_now)
+
+
+def _insert_now(
+    backend: RelayBackend, insert: Callable[[], None], jobs: Sequence[store.NewJob]
+) -> None:
+    insert()
 
 
 def _run(backend: RelayBackend, results: Sequence[AnyResult]) -> None:

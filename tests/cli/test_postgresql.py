@@ -61,7 +61,9 @@ def test_verbs_that_look_speak_of_a_server(told: Told, relay: Callable[..., Any]
     assert "pg_amcheck" in sound["notes"][0]
 
     told("recover", "--recount")
-    assert told("prune", "--older-than", "0s")["deleted"]["succeeded"] == 1
+    would = told("prune", "--older-than", "0s", "--dry-run")["would_delete"]
+    assert would["succeeded"] == 1
+    assert told("prune", "--older-than", "0s")["deleted"] == would
 
 
 def test_verify_names_what_was_changed_behind_its_back(told: Told, postgresql_url: str) -> None:

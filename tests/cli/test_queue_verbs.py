@@ -5,11 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management import CommandError
 
 from relay_queue import clock
 from relay_queue.cli import prune
-from relay_queue.models import Queue
+from relay_queue.models import BulkAct, Queue, QueueMinute, Worker
 from relay_queue.ranking import rank
 from tests.store import actions
 
@@ -106,3 +107,80 @@ def test_prune_works_in_bounded_bites(
 def test_prune_refuses_what_is_no_age(relay: Relay) -> None:
     with pytest.raises(CommandError, match=r"'soon' is no duration\. Write 7d"):
         relay("prune", "--older-than", "soon")
+
+
+@pytest.mark.parametrize("age", ["30", " 30 ", "0", "1.5"])
+def test_an_age_without_a_unit_is_refused_and_deletes_nothing(
+    relay: Relay, old: dict[str, int], age: str
+) -> None:
+    written = age.strip()
+    with pytest.raises(
+        CommandError, match=rf"does not name its unit\. Write {written}d, {written}h"
+    ):
+        relay("prune", "--older-than", age)
+    assert left() == {"succeeded": 2, "cancelled": 2, "dead": 2}
+
+
+PRUNES: list[list[str]] = [
+    [],
+    ["--older-than", "0s"],
+    ["--older-than", "30d"],
+    ["--state", "dead", "--older-than", "7d"],
+    ["--state", "dead"],
+]
+
+
+@pytest.mark.parametrize("arguments", PRUNES, ids=" ".join)
+def test_a_dry_run_says_what_the_same_prune_deletes_and_deletes_nothing(
+    relay: Relay, old: dict[str, int], arguments: list[str]
+) -> None:
+    _make_other_old_rows()
+    before = _rows_of_all_tables()
+    promised = relay("prune", "--dry-run", "--json", *arguments).data
+    shown = relay("prune", "--dry-run", *arguments).text
+    assert _rows_of_all_tables() == before
+    deleted = relay("prune", "--json", *arguments).data["deleted"]
+    assert promised == {"would_delete": deleted}
+    assert all(f"{name}: {n} would be deleted\n" in shown for name, n in deleted.items())
+    assert sum(before.values()) - sum(_rows_of_all_tables().values()) >= sum(deleted.values())
+
+
+def _make_other_old_rows() -> None:
+    """Make a stopped worker, a minute and bulk acts of long ago, and one act that still runs."""
+    then = clock.now() - timedelta(days=1000)
+    Worker.objects.create(
+        incarnation="a" * 32,
+        name="gone",
+        host="here",
+        pid=1,
+        queues="",
+        concurrency=1,
+        started_at=then,
+        heartbeat_at=then,
+        stopped_at=then,
+    )
+    QueueMinute.objects.create(queue="default", worker_id=1, minute=then)
+    for nonce, job_id, finished_at in [
+        ("done", None, then),
+        ("gone", 10**6, None),
+        ("new", None, None),
+    ]:
+        BulkAct.objects.create(
+            nonce=nonce,
+            act="cancel",
+            listing="jobs",
+            time_zone="UTC",
+            language="en",
+            upper_id=1,
+            user_id="1",
+            username="ann",
+            site="admin",
+            job_id=job_id,
+            created_at=then,
+            finished_at=finished_at,
+        )
+
+
+def _rows_of_all_tables() -> dict[str, int]:
+    models = apps.get_app_config("relay_queue").get_models()
+    return {model.__name__: model._default_manager.count() for model in models}

@@ -427,3 +427,11 @@ def test_a_queue_in_a_file_of_its_own_works_as_processes(tmp_path: Path) -> None
         "print(*sorted(Group.objects.values_list('name', flat=True)), sep=', ')\n"
     )
     assert groups.strip() == "by the job, kept"
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+def test_helpers_for_tests_say_when_jobs_wait_for_a_commit(tmp_path: Path) -> None:
+    from tests.conformance.dedicated import Dedicated
+
+    out = Dedicated(tmp_path).manage("test", "--noinput", "tests.conformance.waiting")
+    assert "Found 10 test(s)" in out

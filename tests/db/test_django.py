@@ -30,7 +30,7 @@ MIGRATION_MODULES = {}
 DATABASES = {
     alias: {
         "ENGINE": "relay_queue.db.sqlite3",
-        "NAME": BASE / f"{alias}.db",
+        "NAME": os.environ["NAME"].format(alias) if "NAME" in os.environ else BASE / f"{alias}.db",
         "OPTIONS": {"timeout": 5},
         "ATOMIC_REQUESTS": alias == "default",
         "TEST": {"NAME": str(BASE / f"test_{alias}.db") if os.environ.get("FILES") else None},
@@ -152,7 +152,7 @@ def run_in(site: Path, *arguments: str, **environment: str) -> str:
         [sys.executable, *arguments],
         cwd=site,
         env={
-            **os.environ,
+            **{name: text for name, text in os.environ.items() if not name.startswith("PYTEST")},
             "DJANGO_SETTINGS_MODULE": "site_settings",
             "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
             **environment,
@@ -319,7 +319,70 @@ def test_djangos_test_runner_works(
 ) -> None:
     out = django("test", "--parallel", parallel, "--noinput", **environment)
     assert "OK" in out
-    assert not list(site.glob("*.db*"))
+    assert not [path.name for path in site.glob("*.db*")]
+
+
+@pytest.mark.parametrize(
+    ("processes", "environment"),
+    [
+        ("0", {}),
+        ("2", {}),
+        ("2", {"NAME": "{}.db"}),
+        ("2", {"NAME": "./{}.db"}),
+        ("2", {"NAME": "file:{}.db"}),
+        ("2", {"FILES": "1"}),
+    ],
+    ids=["alone", "absolute", "relative", "with a dot", "uri", "files"],
+)
+def test_pytest_django_works_without_a_setting(
+    site: Path, run: Run, environment: dict[str, str], processes: str
+) -> None:
+    arguments = ("-m", "pytest", "-n", processes, "-p", "no:cacheprovider", "shop/tests.py")
+    assert "8 passed" in run(*arguments, **environment)
+    assert not [path.name for path in site.rglob("*.db*")]
+
+
+def test_a_name_of_a_test_database_that_was_chosen_is_kept(site: Path, run: Run) -> None:
+    out = run(
+        "-c",
+        SETUP
+        + """
+import os
+from django.db import connection
+os.mkdir("test_var")
+base = connection.settings_dict["NAME"]
+for name in ("test_default.db_gw0", "test_var/default.db_gw0", "/srv/test_x_gw0", f"test_{base}_gw0"):
+    connection.settings_dict["TEST"]["NAME"] = name
+    print(connection.creation._get_test_db_name())
+""",
+    )
+    memory = "file:memorydb_default?mode=memory&cache=shared"
+    kept = ["test_default.db_gw0", "test_var/default.db_gw0", "/srv/test_x_gw0"]
+    assert out.splitlines() == [*kept, memory]
+
+
+def test_a_gate_goes_with_its_test_database_and_comes_back_with_the_next(
+    site: Path, run: Run
+) -> None:
+    out = run(
+        "-c",
+        SETUP
+        + """
+import glob, fcntl
+from django.db import connection, transaction
+for _ in range(2):
+    connection.creation.create_test_db(verbosity=0)
+    with transaction.atomic():
+        Author.objects.create(name="one")
+        with open("test_default.db-gate") as gate:
+            try: fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError: print("held")
+    connection.creation.destroy_test_db("default.db", verbosity=0)
+    print(sorted(glob.glob("*.db*")))
+""",
+        FILES="1",
+    )
+    assert out.splitlines() == ["held", "[]"] * 2
 
 
 def test_an_interrupted_run_is_cleaned_up_and_kept_databases_are_reused(

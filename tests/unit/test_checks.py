@@ -61,6 +61,37 @@ def database(
     assert not path.exists()
 
 
+NOT_LOCAL = [
+    "virtiofs",
+    "fuse.grpcfuse",
+    "fakeowner",
+    "osxfs",
+    "fuse.osxfs",
+    "vboxsf",
+    "vmhgfs",
+    "fuse.vmhgfs-fuse",
+    "prl_fs",
+    "drvfs",
+    "9p",
+    "cifs",
+    "nfs4",
+    "nfs",
+    "smb3",
+    "fuse.sshfs",
+    "fuse.rclone",
+    "fuse.mergerfs",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "ceph",
+    "glusterfs",
+    "fuse.glusterfs",
+    "lustre",
+    "afs",
+    "fuse",
+    "fuseblk",
+]
+
+
 class TestSettings:
     def test_good_settings_say_nothing(self) -> None:
         assert checks.check_settings() == []
@@ -247,16 +278,28 @@ class TestDatabase:
         assert ids(database(NAME=name)) == ["W008"]
         assert ids(database(NAME=name, ENGINE=DJANGO_ENGINE)) == ["W008"]
 
-    @pytest.mark.parametrize(("kind", "warned"), [("nfs4", True), ("cifs", True), ("ext4", False)])
-    def test_a_file_on_a_network_is_a_warning(
-        self, database: Any, monkeypatch: Any, tmp_path: Path, kind: str, warned: bool
+    @pytest.mark.parametrize("kind", [*NOT_LOCAL, "invented-tomorrow"])
+    def test_a_file_on_what_is_not_known_to_be_local_is_a_warning(
+        self, database: Any, monkeypatch: Any, tmp_path: Path, kind: str
     ) -> None:
+        self.mount(monkeypatch, tmp_path, kind)
+        (message,) = database()
+        assert message.id == "relay_queue.W009"
+        assert f" is on {kind}, " in message.msg
+        assert 'add "relay_queue.W009" to SILENCED_SYSTEM_CHECKS' in message.hint
+
+    @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs"])
+    def test_a_file_on_a_local_file_system_is_no_warning(
+        self, database: Any, monkeypatch: Any, tmp_path: Path, kind: str
+    ) -> None:
+        self.mount(monkeypatch, tmp_path, kind)
+        assert database() == []
+
+    @staticmethod
+    def mount(monkeypatch: Any, tmp_path: Path, kind: str) -> None:
         mounts = tmp_path / "mounts"
         mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
         monkeypatch.setattr(checks, "_MOUNTS", str(mounts))
-        found = database()
-        assert ids(found) == (["W009"] if warned else [])
-        assert all(kind in message.msg for message in found)
 
     def test_a_system_without_a_list_of_mounts_says_nothing(
         self, database: Any, monkeypatch: Any, tmp_path: Path

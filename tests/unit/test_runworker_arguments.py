@@ -73,7 +73,7 @@ def test_excluded_queues_are_kept_apart_or_taken_off_the_list(resolve: Any) -> N
 
 
 def test_a_star_is_every_queue(resolve: Any) -> None:
-    options, _ = resolve("--queue-name", "*", "--exclude-queue", "mail")
+    options, _ = resolve("--queue-name", "*", "--exclude-queues", "mail")
     assert (options.queues, options.exclude_queues) == (None, ("mail",))
 
 

@@ -1,4 +1,4 @@
-"""Test databases: clones of a database whose newest pages are still in its log."""
+"""Test databases: in memory by default as Django's, and in files with a log and a gate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,28 @@ from relay_queue.db.gate import gate_for
 
 class DatabaseCreation(creation.DatabaseCreation):
     """Django's test database creation, for databases with a write-ahead log."""
+
+    def _get_test_db_name(self) -> str:
+        if self._was_made_up():
+            return f"file:memorydb_{self.connection.alias}?mode=memory&cache=shared"
+        name: str = super()._get_test_db_name()  # type: ignore[misc]
+        return name
+
+    def _was_made_up(self) -> bool:
+        """Say whether a test runner made the name up for a server's database, with a suffix.
+
+        pytest-django gives each process of xdist, and each environment of tox, a database named
+        ``test_<NAME>_<suffix>``. It leaves Django's own SQLite engine out, which it knows by its
+        path. Of a path that makes a file in a folder ``test_``, which is not there. Each of these
+        processes has a memory of its own, so they need no names.
+        """
+        given = str(self.connection.settings_dict["TEST"]["NAME"] or "")
+        name = str(self.connection.settings_dict["NAME"])
+        folder = os.path.dirname(given)
+        if not folder or os.path.isdir(folder) or not given.startswith("test_"):
+            return False
+        asked = given.removeprefix("test_")
+        return asked.startswith(f"{name}_") or os.path.abspath(asked).startswith(f"{name}_")
 
     def _clone_test_db(self, suffix: str, verbosity: int, keepdb: bool = False) -> None:
         source = self.connection.settings_dict["NAME"]
@@ -37,7 +59,7 @@ class DatabaseCreation(creation.DatabaseCreation):
 
     @staticmethod
     def _remove(database: str) -> None:
-        """Delete a database that is not open, with its gate and the log of an interrupted test run."""
+        """Delete a database that is not open, with its gate and the log of an interrupted run."""
         os.remove(database)
         # An open gate of a file that is gone would let this process pass the others by.
         gate_for(database).close_files()

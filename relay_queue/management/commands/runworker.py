@@ -109,6 +109,7 @@ def _add_what_to_run(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--exclude-queue",
+        "--exclude-queues",
         action="append",
         default=[],
         metavar="NAME[,NAME]",
