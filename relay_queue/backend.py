@@ -22,7 +22,7 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from relay_queue import announce, conf, payload, store, validation
-from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
+from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     AnyResult,
     AnyTask,
@@ -41,7 +41,15 @@ from relay_queue.exceptions import (
 from relay_queue.payload import NO_ARGUMENTS
 from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
-from relay_queue.task import Call, RelayTask, require_callable_with, require_calls, resolve
+from relay_queue.task import (
+    Call,
+    RelayTask,
+    require_callable_with,
+    require_calls,
+    require_exceptions,
+    require_wait_seconds,
+    resolve,
+)
 
 OF_JOBS: Final = ("backoff", "lease_seconds", "max_attempts", "timeout_seconds")
 """The options that are stored with a job."""
@@ -190,8 +198,8 @@ class RelayBackend(BaseTaskBackend):
                 "it. Move it to a module of an app."
             )
         if isinstance(task, RelayTask):
-            _require_exceptions(task)
-            _require_wait_seconds(task)
+            require_exceptions(task)
+            require_wait_seconds(task)
             self._require_atomic_is_possible(task)
         self._require_job_options(task)
 
@@ -433,7 +441,7 @@ def _has_usable_call(task: AnyTask) -> bool:
             validation.require_run_after(task.run_after, conf.get().max_defer_seconds)
         if isinstance(task, RelayTask):
             validation.require_idempotency_key(task.idempotency_key)
-            _require_wait_seconds(task)
+            require_wait_seconds(task)
     except (InvalidJob, InvalidTask):
         return False
     return True
@@ -482,24 +490,4 @@ def _require_parameters(alias: str, params: Mapping[str, Any]) -> None:
         raise InvalidTaskBackend(
             f"TASKS[{alias!r}]['QUEUES'] is {shown(queues)}; use a list of names. [] admits every "
             "queue."
-        )
-
-
-def _require_exceptions(task: RelayTask[..., Any]) -> None:
-    for name in ("retry_on", "fatal_on"):
-        kinds: object = getattr(task, name)
-        if not isinstance(kinds, tuple) or not all(
-            isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
-        ):
-            raise InvalidTask(
-                f"{name} of {task.module_path} is {kinds!r}; use a tuple of exception classes."
-            )
-
-
-def _require_wait_seconds(task: RelayTask[..., Any]) -> None:
-    wait, limit = task.wait_seconds, MAX_DELAY_SECONDS
-    number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
-    if wait is not None and not (number and 0 <= wait <= limit):
-        raise InvalidTask(
-            f"wait_seconds of {task.module_path} is {shown(wait)}; use seconds from 0 to {limit:g}."
         )

@@ -37,7 +37,7 @@ from django.conf import ENVIRONMENT_VARIABLE
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from relay_queue.backoff import Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
@@ -402,3 +402,25 @@ def _forget(*, setting: str, **_: Any) -> None:
 
 
 setting_changed.connect(_forget, dispatch_uid="relay_queue.task")
+
+
+def require_exceptions(task: RelayTask[..., Any]) -> None:
+    """Raise ``InvalidTask`` unless ``retry_on`` and ``fatal_on`` are tuples of exception classes."""
+    for name in ("retry_on", "fatal_on"):
+        kinds: object = getattr(task, name)
+        if not isinstance(kinds, tuple) or not all(
+            isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+        ):
+            raise InvalidTask(
+                f"{name} of {task.module_path} is {kinds!r}; use a tuple of exception classes."
+            )
+
+
+def require_wait_seconds(task: RelayTask[..., Any]) -> None:
+    """Raise ``InvalidTask`` unless ``wait_seconds`` is None or a length of time in its bounds."""
+    wait, limit = task.wait_seconds, MAX_DELAY_SECONDS
+    number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
+    if wait is not None and not (number and 0 <= wait <= limit):
+        raise InvalidTask(
+            f"wait_seconds of {task.module_path} is {shown(wait)}; use seconds from 0 to {limit:g}."
+        )
