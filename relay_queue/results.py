@@ -96,13 +96,13 @@ def stored_result(result_id: str) -> AnyResult:
     if job is None:
         raise TaskResultDoesNotExist(result_id)
     try:
-        granted = list(job.leases.order_by("-id").values_list("acquired_at", flat=True)[:2])
-        options = _call_options(job, leased_once=len(granted) < 2)
+        newest = list(job.leases.select_related("worker").order_by("-id")[:MOST_ATTEMPTS])
+        options = _call_options(job, leased_once=len(newest) < 2)
         task = as_enqueued(job.task, job.backend, job.queue, job.priority, **options)
         args, kwargs = payload.decode(job.payload)
     except (UnknownTask, PayloadError) as error:
         raise TaskResultMismatch(f"job {job.pk} cannot be shown as a result: {error}") from error
-    leases = _charged(job)
+    leases = _charged(job, newest)
     result = TaskResult(
         task=task,
         id=str(job.pk),
@@ -110,7 +110,7 @@ def stored_result(result_id: str) -> AnyResult:
         enqueued_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
-        last_attempted_at=granted[0] if granted else None,
+        last_attempted_at=newest[0].acquired_at if newest else None,
         args=args,
         kwargs=kwargs,
         backend=job.backend,
@@ -195,11 +195,18 @@ def _job_id(result_id: str) -> int:
     return job_id
 
 
-def _charged(job: Job) -> list[Lease]:
-    """Return the newest charged attempts, oldest first. Snoozed ones may be many and tell nothing."""
+def _charged(job: Job, newest: Sequence[Lease]) -> list[Lease]:
+    """Return the newest charged attempts, oldest first. Snoozed ones may be many and tell nothing.
+
+    ``newest`` are the newest leases of any outcome. Only where these are not all, and some of them
+    are not charged, the table is read again.
+    """
+    charged = [lease for lease in newest if lease.outcome not in UNCHARGED]
+    if len(charged) == len(newest) or len(newest) < MOST_ATTEMPTS:
+        return charged[::-1]
     window = job.leases.order_by("-id").values("id")[:MOST_LEASES]
-    charged = job.leases.filter(id__in=window).exclude(outcome__in=UNCHARGED)
-    return list(charged.select_related("worker").order_by("-id")[:MOST_ATTEMPTS])[::-1]
+    found = job.leases.filter(id__in=window).exclude(outcome__in=UNCHARGED)
+    return list(found.select_related("worker").order_by("-id")[:MOST_ATTEMPTS])[::-1]
 
 
 def _errors(job: Job, leases: Sequence[Lease]) -> list[TaskError]:
