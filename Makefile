@@ -40,6 +40,7 @@ serve: $(READY)  ## Start the web server and a worker; prints where to log in
 	@exec $(BIN)/python -m relay_project.serve $(ARGS)
 
 test: $(READY)  ## Run the tests (ARGS="tests/unit -x" for some)
+	@command -v chromium >/dev/null || .ci/install-chromium || echo "!!! No Chromium: tests of the console will fail."
 	@$(BIN)/python -m pytest -n $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) --dist loadgroup $(ARGS)
 
 torture: $(READY)  ## Run the long tests of killing and crashing

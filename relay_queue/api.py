@@ -286,6 +286,9 @@ def _change(operation: JobOperation, job: AnyJob, **given: int) -> None:
 
 
 def _change_many(operation: JobOperation, jobs: Iterable[AnyJob], **given: int) -> Changed:
+    if isinstance(jobs, str | bytes):
+        # Its characters would be taken for ids of other jobs.
+        raise TypeError(f"{jobs!r} is one job and not several; put it in a list")
     done = Changed()
     for changed in operation.change([_id_of(job) for job in jobs], **given):
         done.add(changed)

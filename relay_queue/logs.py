@@ -47,9 +47,26 @@ class Spelling(logging.Filter):
             if not message.isprintable():
                 record.msg, record.args = printable(message), None
         with suppress(Exception):
-            if record.exc_info and not record.exc_text:
+            if record.exc_info and not record.exc_text and _may_forge(record.exc_info[1]):
                 record.exc_text = _set_apart(_formatter.formatException(record.exc_info))
         return True
+
+
+def _may_forge(error: BaseException | None) -> bool:
+    """Say whether an error, or one that led to it, has a text with control characters.
+
+    Only then is the traceback formatted here. Otherwise the project's own formatters do it, which
+    may write it in one line or leave parts out.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, BaseExceptionGroup) or hasattr(error, "__notes__"):
+            return True
+        if not str(error).isprintable():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _set_apart(traceback: str) -> str:

@@ -202,7 +202,12 @@ class Gate:
 
     def note_log(self, file_inode: int) -> bool:
         """Note whose log is beside the database, for the holder; whether there is one to note."""
-        return self._file.write_log_owner(file_inode) if self.enabled else True
+        return self.enabled and self._file.write_log_owner(file_inode)
+
+    def forget_log(self) -> None:
+        """Forget whose log it was, if the last connection has taken the log away."""
+        if self.enabled:
+            self._file.forget_log_owner()
 
     def has_foreign_log(self) -> bool:
         """Whether the log beside the database is that of another file, which was replaced."""

@@ -22,6 +22,9 @@ except ImportError:  # Windows: every database is ungated there.
 SUPPORTED = fcntl is not None
 """Whether this system has ``flock`` at all."""
 
+GET_GENERATION = 0x80087601
+"""The system's call for the generation of an inode (FS_IOC_GETVERSION), on 64 bits."""
+
 RECORD_BYTES = 96
 SIZES = (0, RECORD_BYTES)
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -44,9 +47,12 @@ class Holder:
 
 
 class LogOwner(NamedTuple):
-    """Inodes of a database's log and of the file that it belongs to, noted in this boot."""
+    """A database's log and the inode of the file that it belongs to, noted in this boot.
 
-    log: int
+    The log is named as `identity_of_log` does.
+    """
+
+    log: str
     file: int
 
 
@@ -151,12 +157,16 @@ class GateFile:
 
     def write_log_owner(self, file_inode: int) -> bool:
         """Note that the log belongs to the file with this inode; whether there is a log yet."""
-        try:
-            log = os.stat(f"{self.database}-wal").st_ino
-        except OSError:
+        log = identity_of_log(self.database)
+        if log is None:
             return False
         _write_note(self._next, f"{log} {file_inode} {_boot_id()}".encode())
         return True
+
+    def forget_log_owner(self) -> None:
+        """Forget whose log was noted, if there is no log any more: the next one is another."""
+        if self._next >= 0 and not os.path.exists(f"{self.database}-wal"):
+            _write_note(self._next, b"")
 
     def read_log_owner(self) -> LogOwner | None:
         """Return whose log was noted last, in this boot; None if that is not known."""
@@ -167,11 +177,35 @@ class GateFile:
             return None
         try:
             log, file, boot = os.pread(note, RECORD_BYTES, 0).decode("ascii").split()
-            return LogOwner(int(log), int(file)) if boot == _boot_id() else None
+            return LogOwner(log, int(file)) if boot == _boot_id() else None
         except (OSError, ValueError):  # also one that was never written, or is damaged
             return None
         finally:
             os.close(note)
+
+
+def identity_of_log(database: str) -> str | None:
+    """Return what no other file beside ``database`` has been called in this boot: its log, if any.
+
+    An inode's number alone does not do: the system gives the number of a deleted log to the next
+    file. Its generation differs then, on file systems that have one. Opening the log drops no lock:
+    SQLite holds those of a log on its index.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        log = os.open(f"{database}-wal", flags)
+    except OSError:
+        return None
+    try:
+        inode = os.fstat(log).st_ino
+        generation = b""
+        with suppress(OSError):
+            generation = fcntl.ioctl(log, GET_GENERATION, bytes(8))
+        return f"{inode}.{generation.hex()}"
+    except OSError:
+        return None
+    finally:
+        os.close(log)
 
 
 def _write_note(descriptor: int, text: bytes) -> None:

@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count
+from typing import Any
 
 from relay_queue.db.beside import Folder
 from relay_queue.db.filename import file_of
-
-if TYPE_CHECKING:
-    from relay_queue.db.gatefile import LogOwner
+from relay_queue.db.gatefile import LogOwner, identity_of_log
 
 logger = logging.getLogger("relay_queue.db")
 
@@ -112,7 +111,9 @@ def has_foreign_log(database: str, owner: LogOwner | None) -> bool:
         file, log = os.stat(database), os.stat(f"{database}{LOG_SUFFIX}")
     except OSError:
         return False
-    return log.st_ino == owner.log and log.st_size > 0 and file.st_ino != owner.file
+    if file.st_ino == owner.file or not log.st_size:
+        return False
+    return identity_of_log(database) == owner.log
 
 
 def put_log_aside(database: str) -> None:
@@ -124,6 +125,9 @@ def put_log_aside(database: str) -> None:
     name = os.path.basename(database)
     aside = f"{name}{ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
     with Folder.of(database) as folder:
+        # Two in one second: a rename would delete the one that was put aside before.
+        names = chain([aside], (f"{aside}-{number}" for number in count(2)))
+        aside = next(free for free in names if not _is_there(free, folder))
         here = {"src_dir_fd": folder.number, "dst_dir_fd": folder.number}
         os.rename(f"{name}{LOG_SUFFIX}", aside, **here)
         folder.remove(f"{name}{INDEX_SUFFIX}")
@@ -134,6 +138,14 @@ def put_log_aside(database: str) -> None:
         database,
         aside,
     )
+
+
+def _is_there(name: str, folder: Folder) -> bool:
+    try:
+        os.stat(name, dir_fd=folder.number, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def logs_put_aside(database: str) -> list[str]:

@@ -36,6 +36,9 @@ INDEX_BYTES = 2 * INDEX_HEADER_BYTES + 4
 BUFFER_BYTES = 1 << 18
 
 MOST_READS = 4
+DOUBTFUL = ("torn", "corrupt", "missing")
+"""Ends of a log that another process may have caused between two steps of one look."""
+
 PAUSE_SECONDS = 0.05
 
 
@@ -117,13 +120,13 @@ def read_wal(database_path: str, limit_bytes: int | None = None) -> WalReport:
     path = os.path.realpath(database_path) + "-wal"
     report = _read_once(path, limit_bytes)
     for _ in range(MOST_READS - 1):
-        if report.tail not in ("torn", "corrupt"):
+        if report.tail not in DOUBTFUL:
             return report
         time.sleep(PAUSE_SECONDS)
         before, report = report, _read_once(path, limit_bytes)
         if (before.salt, before.frames, before.tail) == (report.salt, report.frames, report.tail):
             return report
-    return replace(report, changing=report.tail in ("torn", "corrupt"))
+    return replace(report, changing=report.tail in DOUBTFUL)
 
 
 def read_wal_in_child(

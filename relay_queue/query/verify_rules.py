@@ -212,7 +212,7 @@ def _charged_and_gone(job: JobRow, leases: Leases) -> int:
     """
     if len(leases) < KEPT_LEASES:
         return 0
-    missing = leases[0].attempt - 1
+    missing = max(0, leases[0].attempt - 1)
     return missing if job.state in _TERMINAL or missing <= job.attempt_base else 0
 
 

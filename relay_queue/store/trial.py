@@ -85,10 +85,12 @@ def mark_unreadable(tx: Transaction, job_id: int, error: Exception) -> bool:
     for queue, state in rows:
         message = f"Unreadable: the row of this job was altered ({type(error).__name__})"
         tx.execute(END_LEASE_AS_LOST, [tx.now_db, job_id])
-        tx.execute(MARK_DEAD, [tx.now_db, message, job_id, state])
-        moved(tx, [(job_id, queue)], state, State.DEAD)
-        note_death(tx, job_id, ROW_ALTERED, message)
-    return bool(rows)
+        # Nothing keeps others from the row in between: an operator may have cancelled the job.
+        if tx.execute(MARK_DEAD, [tx.now_db, message, job_id, state]):
+            moved(tx, [(job_id, queue)], state, State.DEAD)
+            note_death(tx, job_id, ROW_ALTERED, message)
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

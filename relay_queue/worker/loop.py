@@ -351,8 +351,10 @@ class Loop:
 
     def _say_what_is_lost(self) -> None:
         """Name the jobs whose outcomes this process takes along: the database did not take them."""
-        self.in_flight.outcomes.in_hand()
-        if jobs := self.in_flight.outcomes.job_ids:
+        held = self.in_flight.leases.ids()
+        # Whose lease was handed back has nothing to lose: its job is ready again already.
+        unwritten = self.in_flight.outcomes.in_hand().items()
+        if jobs := [a.claim.job_id for lease_id, a in unwritten if lease_id in held]:
             logger.error(
                 "The outcomes of %d jobs %s: %s. Those that were not are run again by another worker.",
                 len(jobs),

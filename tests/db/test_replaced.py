@@ -172,6 +172,41 @@ def test_a_log_that_is_not_surely_foreign_stays(
     assert not gate_for(where).has_foreign_log()
 
 
+def test_a_log_is_forgotten_once_sqlite_has_taken_it_away(
+    connection: Any, connect: Connect, database: Path
+) -> None:
+    """The system may give its inode to the log of the next file, which must stay."""
+    connection.cursor().execute("INSERT INTO t VALUES (1)")
+    gate = gate_for(database)
+    assert gate._file.read_log_owner() is not None
+    connection.close()
+    assert not os.path.exists(f"{database}-wal")
+    assert gate._file.read_log_owner() is None
+
+
+def test_a_log_with_the_inode_of_another_is_another_log(
+    connection: Any, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.cursor().execute("INSERT INTO t VALUES (1)")
+    gate = gate_for(database)
+    exchange(database, "rename")
+    assert gate.has_foreign_log()
+
+    def next_generation(descriptor: int, request: int, buffer: bytes) -> bytes:
+        assert request == gatefile.GET_GENERATION
+        return b"\x07" * len(buffer)
+
+    monkeypatch.setattr(gatefile.fcntl, "ioctl", next_generation)
+    assert not gate.has_foreign_log()
+
+
+def test_two_logs_put_aside_in_one_second_are_both_kept(database: Path) -> None:
+    for content in (b"first", b"second"):
+        Path(f"{database}-wal").write_bytes(content)
+        replaced.put_log_aside(str(database))
+    assert sorted(path.read_bytes() for path in aside(database)) == [b"first", b"second"]
+
+
 def test_a_log_that_cannot_be_put_aside_is_not_used(
     connection: Any, connect: Connect, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

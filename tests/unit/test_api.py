@@ -269,6 +269,16 @@ def test_many_of_none_is_nothing() -> None:
     assert relay_queue.cancel_many([]) == Changed()
 
 
+@pytest.mark.parametrize("one", ["417", b"417"])
+def test_one_id_is_not_taken_for_the_ids_of_several_jobs(one: Any) -> None:
+    """Its characters would be ids of other jobs."""
+    jobs = [ready() for _ in range(8)]
+    for function in (relay_queue.cancel_many, relay_queue.discard_many, relay_queue.requeue_many):
+        with pytest.raises(TypeError, match="one job and not several"):
+            function(one)
+    assert {state(job_id) for job_id in jobs} == {"ready"}
+
+
 MANY: list[tuple[Callable[[], int], Callable[[Any], Changed]]] = [
     (ready, relay_queue.cancel_many),
     (dead, relay_queue.requeue_many),

@@ -6,6 +6,7 @@ import io
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,42 @@ def test_a_line_of_the_log_stays_one_line_whatever_a_job_puts_into_it(
     assert line.startswith(
         "WARNING job 7 failed: \\n2026-01-01 ERROR relay_queue forged\\x1b[2J\\r"
     )
+
+
+def test_a_traceback_without_control_characters_is_the_formatters_own(log: io.StringIO) -> None:
+    class OneLine(logging.Formatter):
+        def formatException(self, ei: Any) -> str:
+            return f"<{ei[0].__name__}: {ei[1]}>"
+
+    handler = next(h for h in get_logger(NAME).handlers if getattr(h, "stream", None) is log)
+    handler.setFormatter(OneLine("%(message)s"))
+    try:
+        raise ValueError("plain")
+    except ValueError:
+        get_logger(NAME).exception("it failed")
+    assert log.getvalue() == "it failed\n<ValueError: plain>\n"
+
+
+@pytest.mark.parametrize("cause", ["cause", "context", "note", "group"])
+def test_control_characters_anywhere_in_a_traceback_are_spelled_out(
+    log: io.StringIO, cause: str
+) -> None:
+    try:
+        try:
+            raise ValueError(FORGED)
+        except ValueError as error:
+            if cause == "note":
+                plain = KeyError("plain")
+                plain.add_note(FORGED)
+                raise plain from None
+            if cause == "group":
+                raise ExceptionGroup("several", [error]) from None
+            if cause == "cause":
+                raise KeyError("plain") from error
+            raise KeyError("plain")  # noqa: B904 - the context is what is tested
+    except Exception:
+        get_logger(NAME).exception("it failed")
+    assert all(line.isprintable() for line in log.getvalue().removesuffix("\n").split("\n"))
 
 
 @pytest.mark.parametrize("name", [NAME, signals.logger.name])

@@ -74,6 +74,7 @@ class DatabaseWrapper(PermitHolder):
 
     def connect(self) -> None:
         """Open the database, and note which file that was."""
+        self._relay_file = None  # what was open before has no log to be noted from here on
         super().connect()
         replaced.remember(self)
 
@@ -143,3 +144,5 @@ class DatabaseWrapper(PermitHolder):
             super()._close()  # type: ignore[misc]
         finally:
             self.drop_permit()
+            if (gate := gate_of(self)) is not None:
+                gate.forget_log()  # SQLite takes the log away with the last connection
