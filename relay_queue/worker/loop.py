@@ -354,7 +354,7 @@ class Loop:
         held = self.in_flight.leases.ids()
         # Whose lease was handed back has nothing to lose: its job is ready again already.
         unwritten = self.in_flight.outcomes.in_hand().items()
-        if jobs := [a.claim.job_id for lease_id, a in unwritten if lease_id in held]:
+        if jobs := [a.claim.job_id for n, a in unwritten if n in held and a.settled is None]:
             logger.error(
                 "The outcomes of %d jobs %s: %s. Those that were not are run again by another worker.",
                 len(jobs),

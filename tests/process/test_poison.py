@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group
 
+import relay_queue
 from relay_queue import store
 from relay_queue.models import Job, Lease, Worker
 from tests.conftest import wait_until
@@ -149,12 +150,15 @@ def test_each_death_is_told_once_by_the_log_with_its_reason(farm: Farm) -> None:
     """Beside the framework's line, which is written or not as the project's logging says."""
     until, once = farm.file("until"), {"max_attempts": 1}
     killer = farm.enqueue(chores.poison, "kill", max_attempts=2)
+    supervisor = farm.work()
+    # It would take the others along, and lines of the loop that wait to be written.
+    farm.wait_state(killer, "dead")
+    relay_queue.pause("default")
     altered = farm.enqueue(chores.note)
     row = Job.objects.filter(pk=altered)
     sound = row.get().payload
     row.update(payload="{}")
-    supervisor = farm.work()
-    farm.wait_state(killer, "dead")  # it would take the others along
+    relay_queue.resume("default")
     failed = farm.enqueue(chores.fail_times, 9, **once)
     overdue = farm.enqueue(chores.wait, until, timeout_seconds=SHORT_SECONDS, **once)
     reasons = {

@@ -90,7 +90,9 @@ def test_a_failure_that_its_owner_has_not_logged(
 
 def test_a_failure_that_its_owner_has_logged(caplog: pytest.LogCaptureFixture) -> None:
     job_id = enqueue()
-    settlement = claim_one().settlement("nack", message="ValueError: no", fatal=True, told=True)
+    settlement = claim_one().settlement(
+        "nack", message="ValueError: no", fatal=True, death_logged=True
+    )
     do(store.settle, [settlement])
     assert (state(job_id), said(caplog)) == ("dead", [])
 
