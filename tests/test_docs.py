@@ -30,7 +30,7 @@ from relay_queue import backend, checks, conf, exceptions, states
 from relay_queue.admin.actions import catalogue
 from relay_queue.cli import base
 from relay_queue.context import RelayContext
-from relay_queue.db import gatefile
+from relay_queue.db import gatefile, replaced
 from relay_queue.db.sqlite3 import base as engine
 from relay_queue.lab.bench.figures import SPECS
 from relay_queue.lab.drill.results import PROMISES
@@ -671,7 +671,7 @@ def test_files_beside_the_database_bear_their_documented_names() -> None:
     named = {word.removeprefix("db.sqlite3") for row in table for word in code(row[0])}
     gate = gatefile.GateFile("").path
     beside = {doorbell.BELLS_SUFFIX + "/", liveness.WORKERS_SUFFIX + "/"}
-    assert named == {"-wal", "-shm", gate, f"{gate}-next"} | beside
+    assert named == {"-wal", "-shm", f"{replaced.ASIDE}…", gate, f"{gate}-next"} | beside
 
 
 def test_engine_has_the_documented_defaults() -> None:
