@@ -436,3 +436,12 @@ def postgresql_alias(postgresql_server: postgresql.Server, worker_id: str) -> It
     connections[alias].close()
     del connections.settings[alias]
     postgresql_server.drop(name)
+
+
+@pytest.fixture(autouse=True)
+def _forget_tasks() -> Iterator[None]:
+    """Forget after each test which tasks were found: it may have put others in their place."""
+    from relay_queue.task import resolve
+
+    yield
+    resolve.cache_clear()

@@ -268,7 +268,7 @@ def test_a_hang_up_that_was_ignored_stays_ignored(supervise: Callable[..., Super
     supervised.signal_group(signal.SIGHUP)
     supervised.signal_group(signal.SIGTERM)
     supervised.wait_for("order d")
-    assert "Stopping" in supervised.output()
+    wait_until(lambda: "Stopping" in supervised.output())  # a thread writes the lines
     supervised.signal_group(signal.SIGTERM)
     assert supervised.end() == 0
 
