@@ -236,7 +236,7 @@ def wait_for(job: AnyJob, timeout_seconds: float) -> AnyResult:
     """
     wait = _Wait(job, timeout_seconds)
     while not wait.is_over():
-        time.sleep(wait.pause())
+        time.sleep(wait.pause())  # no bell tells a caller of the end of a job
     return _refreshed(job)
 
 

@@ -102,7 +102,7 @@ def _find(siblings: DeadWorkers) -> None:
     """Find the dead workers; a session whose lock is free is examined a second time."""
     siblings.find(conf.get().database, NO_WORKER, watched=inf)
     if siblings.suspects:
-        time.sleep(CONFIRM_SECONDS)
+        time.sleep(CONFIRM_SECONDS)  # a free session lock must be seen twice
         siblings.find(conf.get().database, NO_WORKER, watched=inf)
 
 

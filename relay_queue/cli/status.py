@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Show the status once, or again and again."""
     _show(status.read_status(), out)
     while options.watch is not None:
-        time.sleep(options.watch)
+        time.sleep(options.watch)  # the pause that was asked for
         out.line()
         _show(status.read_status(), out)
     return 0

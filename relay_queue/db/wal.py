@@ -122,7 +122,7 @@ def read_wal(database_path: str, limit_bytes: int | None = None) -> WalReport:
     for _ in range(MOST_READS - 1):
         if report.tail not in DOUBTFUL:
             return report
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(PAUSE_SECONDS)  # a writer in the middle of a frame needs a moment
         before, report = report, _read_once(path, limit_bytes)
         if (before.salt, before.frames, before.tail) == (report.salt, report.frames, report.tail):
             return report
