@@ -49,6 +49,8 @@ class ModelJob:
     max_attempts: int
     state: str
     available_at: datetime
+    behind: timedelta = timedelta(0)
+    """How far its rank lies behind its time, as its place in a batch with keys."""
     attempt: int = 0
     attempt_base: int = 0
     losses: int = 0
@@ -105,9 +107,10 @@ class Model:
 
     def _place(self, job: ModelJob) -> tuple[object, ...]:
         aging = self.queues[job.queue].aging_seconds
+        ranked_at = job.available_at + job.behind
         if aging is None:
-            return (-job.priority, job.available_at, job.id)
-        return (job.available_at - timedelta(seconds=aging * job.priority), job.id)
+            return (-job.priority, ranked_at, job.id)
+        return (ranked_at - timedelta(seconds=aging * job.priority), job.id)
 
     def room(self, queue: str) -> float:
         capacity = self.queues[queue].capacity
@@ -156,7 +159,8 @@ class Model:
             reasons.add("full")
         return reasons
 
-    def add(self, job_id: int, spec: Spec) -> None:
+    def add(self, job_id: int, spec: Spec, place: int = 0) -> None:
+        """Add a job; ``place`` is its place in its batch, where ids do not follow the calls."""
         self.jobs[job_id] = ModelJob(
             id=job_id,
             queue=spec.queue,
@@ -166,6 +170,7 @@ class Model:
             max_attempts=spec.max_attempts,
             state="scheduled" if spec.delay_seconds > 0 else "ready",
             available_at=self.now + timedelta(seconds=max(spec.delay_seconds, 0)),
+            behind=timedelta(microseconds=place),
         )
 
     # --- claim -------------------------------------------------------------------------------
@@ -255,8 +260,9 @@ class Model:
         job.state = state
         job.finished_at = self.now if state in FINISHED else None
 
-    def _wait(self, job: ModelJob, seconds: float) -> None:
+    def _wait(self, job: ModelJob, seconds: float = 0.0) -> None:
         job.available_at = self.now + timedelta(seconds=seconds)
+        job.behind = timedelta(0)
 
     # --- recover and promote -----------------------------------------------------------------
 
@@ -307,14 +313,14 @@ class Model:
             self._become(job, "ready")
             job.attempt_base = job.attempt
             job.losses = 0
-            job.available_at = self.now
+            self._wait(job)
         return [job.id for job in jobs]
 
     def run_now(self, ids: Iterable[int]) -> list[int]:
         jobs = self._known(ids, *WAITING)
         for job in jobs:
             self._become(job, "ready")
-            job.available_at = self.now
+            self._wait(job)
         return [job.id for job in jobs]
 
     def release_leases(self, ids: Iterable[int]) -> list[int]:
