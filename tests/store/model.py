@@ -333,6 +333,7 @@ class Model:
         jobs = self._known(ids, "scheduled", "ready", "retrying")
         for job in jobs:
             job.priority = priority
+            job.behind = timedelta(0)
         return [job.id for job in jobs]
 
     def discard(self, ids: Iterable[int]) -> list[int]:
