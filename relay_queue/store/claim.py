@@ -19,7 +19,7 @@ from relay_queue.store.grant import (
 )
 from relay_queue.store.records import SUSPECT_LOSSES, Claim
 from relay_queue.store.transaction import Transaction
-from relay_queue.store.trial import Trial, TrialStep
+from relay_queue.store.trial import Trial, TrialStep, sound_job
 
 PICK = """
     SELECT {columns} FROM relay_queue_job
@@ -142,7 +142,10 @@ def claim(
         "claim jobs",
         lambda where, job_id: grant_one(where, job_id, worker_id, lease_seconds),
         job_of=lambda job_id: job_id,
-        control=lambda where, sound: grant_one(where, sound, worker_id, lease_seconds),
+        control=lambda where, queue, item: grant_one(
+            where, sound_job(where, queue), worker_id, lease_seconds
+        ),
+        goes_to=lambda where, item: State.RUNNING,
     )
     return trial.each(tx, step, [pick[0] for pick in picked], enough=limit)
 

@@ -16,7 +16,7 @@ from relay_queue.store.records import SUSPECT_LOSSES, Recovered
 from relay_queue.store.settle import RunningJob, Step, back_off, move, read_running
 from relay_queue.store.transaction import Transaction
 from relay_queue.store.transitions import moved_apart, note_death
-from relay_queue.store.trial import Trial, TrialStep
+from relay_queue.store.trial import Trial, TrialStep, sound_job
 
 FIND_EXPIRED = """
     SELECT id, job_id FROM relay_queue_lease
@@ -118,10 +118,21 @@ def _end(
         sql = statement.format(ids=marks(len(lease_ids)))
         return _send_on(where, where.fetch(sql, [tx.now_db, *lease_ids, *guard]), outcome)
 
-    def end_sound(where: Transaction, job_id: int) -> list[Recovered]:
+    def lose(where: Transaction, job_id: int) -> bool:
         worker_id = guard[0] if outcome is Outcome.LOST else None
         taken = grant_one(where, job_id, worker_id, LONG_OVER_SECONDS)
-        return end(where, [claim.lease_id for claim in taken])
+        return bool(taken) and bool(end(where, [claim.lease_id for claim in taken]))
+
+    def lose_sound(where: Transaction, queue: str, item: tuple[Any, ...]) -> bool:
+        # Back to its place, then to wait, and at the end of its budget: where the row would go
+        # stands in the row, and this may be what was altered.
+        often = sound_job(where, queue, SUSPECT_LOSSES + 1)
+        lost = all(lose(where, often) for _ in range(SUSPECT_LOSSES))
+        return lost and lose(where, sound_job(where, queue, 1))
+
+    def goes_to(where: Transaction, item: tuple[Any, ...]) -> str | None:
+        running = read_running(where, [item[1]])
+        return _step(where, running[0], running[0].losses + 1, outcome).state if running else None
 
     if found:
         tx.wake()
@@ -131,7 +142,8 @@ def _end(
         "recover jobs",
         lambda where, lease: end(where, [lease[0]]),
         job_of=lambda lease: lease[1],
-        control=end_sound,
+        control=lose_sound,
+        goes_to=goes_to,
     )
     return trial.each(tx, step, found)
 

@@ -344,6 +344,14 @@ def release(tx: Transaction, lease_id: int, token: str) -> Settled:
     return settle(tx, [Settlement("release", lease_id, token)])[0]
 
 
+def goes_to(tx: Transaction, settlement: Settlement, job_id: int) -> str | None:
+    """Return the state that a settlement would take its job to; None if the job does not run."""
+    if settlement.verb == "ack":
+        return State.SUCCEEDED
+    running = read_running(tx, [job_id])
+    return _next_step(tx, settlement, running[0]).state if running else None
+
+
 def read_running(tx: Transaction, job_ids: Sequence[int]) -> list[RunningJob]:
     """Return the running ones among these jobs, with what decides where they go."""
     rows = tx.ids(READ_RUNNING, job_ids)

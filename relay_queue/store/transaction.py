@@ -192,6 +192,10 @@ class Transaction:
         """Return how many jobs this transaction has added to a state and not yet written."""
         return self._counts[queue, state]
 
+    def gained(self) -> set[tuple[str, str]]:
+        """Return the queues, and states in them, to which jobs were added and not yet written."""
+        return {place for place, n in self._counts.items() if n > 0}
+
     def flush(self, *, last: bool = False) -> None:
         """Write the pending counter changes. In sorted order, so that no two writers deadlock.
 

@@ -98,30 +98,37 @@ class TrialStep(Generic[Item, Result]):
     """What is done with each of some rows.
 
     ``run`` does it with one and returns what came of it: records with a ``queue``, or nothing if
-    there was nothing to do. ``job_of`` names the job of a row. ``control`` does the same with a
-    sound job, ready under the id that it is given, and says whether it could. ``blame`` is called
-    for a row that is proven to be at fault, and its records count as results. By default the job of
-    that row goes dead.
+    there was nothing to do. ``job_of`` names the job of a row. ``control`` does the same with sound
+    jobs of a queue, in each way that the row could go, and says whether it could. ``goes_to`` tells
+    the state that the row's job would go to. ``blame`` is called for a row that is proven to be at
+    fault, and its records count as results. By default the job of that row goes dead.
     """
 
     name: str
     run: Callable[[Transaction, Item], Sequence[Result]]
     job_of: Callable[[Item], int | None]
-    control: Callable[[Transaction, int], object]
+    control: Callable[[Transaction, str, Item], object]
+    goes_to: Callable[[Transaction, Item], str | None]
     blame: Callable[[Transaction, Item, Exception], Sequence[Result]] | None = None
+
+
+Proof = tuple[str, str, str]
+"""A step, a queue, and a state in it to which the step has really taken a job."""
 
 
 class Trial:
     """Does steps row by row, in savepoints, and makes a job dead only if its row is proven to be at
     fault.
 
-    A row is at fault if it fails alone, a sound row of its queue passes the same step, and it fails
-    once more. What fails without that proof is left as it is. ``faults`` has the last error of each
-    step that was left undone so.
+    A row is at fault if it fails alone, a sound row of its queue goes the same way, and it fails
+    once more. The sound row is made for it and undone. Where a role may not insert jobs, it is
+    another job that this step has taken to the same state in this trial. What fails without that
+    proof is left as it is. ``faults`` has the last error of each step that was left undone so.
     """
 
     def __init__(self) -> None:
         self.faults: dict[str, Exception] = {}
+        self._proofs: set[Proof] = set()
 
     def each(
         self,
@@ -142,17 +149,14 @@ class Trial:
             if len(results) >= enough:
                 break
             try:
-                results += _alone(step.run, item)
+                results += self._alone(step, item)
             except UNREADABLE as error:
                 if self._may_be_data(tx, step.name, error):
                     suspects.append((item, error))
-        sound: dict[str, bool] = {getattr(result, "queue", ""): True for result in results}
         for item, fault in suspects:
             job_id = step.job_of(item)
             queue = None if job_id is None else queue_of(tx, job_id)
-            if queue is not None and queue not in sound:
-                sound[queue] = passes(tx, queue, step.control)
-            if queue is not None and sound[queue]:
+            if queue is not None and self._works_for_others(tx, step, item, queue):
                 results += self._once_more(tx, step, item, keep=len(results) < enough)
             else:
                 self.faults[step.name] = fault
@@ -170,11 +174,35 @@ class Trial:
             self.faults[name] = error
             return None
 
+    def _alone(self, step: TrialStep[Item, Result], item: Item) -> Sequence[Result]:
+        # A transaction inside another one is a savepoint with counters of its own.
+        with transaction() as savepoint:
+            results = step.run(savepoint, item)
+            # A refused or repeated settlement has an answer too, and has written nothing to the job.
+            gained = savepoint.gained() if results else set()
+        self._proofs.update((step.name, queue, state) for queue, state in gained)
+        return results
+
+    def _works_for_others(
+        self, tx: Transaction, step: TrialStep[Item, Result], item: Item, queue: str
+    ) -> bool:
+        """Say whether a step works for jobs that are sound, in the way that an item would go."""
+        try:
+            return passes(tx, lambda savepoint: step.control(savepoint, queue, item))
+        except NoSoundJob:
+            to = _goes_to(tx, step, item)
+            same = {
+                state for name, other, state in self._proofs if (name, other) == (step.name, queue)
+            }
+            return bool(same) if to is None else to in same
+
     def _once_more(
         self, tx: Transaction, step: TrialStep[Item, Result], item: Item, *, keep: bool
     ) -> Sequence[Result]:
         try:
-            return _alone(step.run, item) if keep else _undone(step.run, item)
+            if keep:
+                return self._alone(step, item)
+            return _undone(lambda savepoint: step.run(savepoint, item))
         except UNREADABLE as error:
             if not self._may_be_data(tx, step.name, error):
                 return []
@@ -204,10 +232,22 @@ def reraise_unless_harmless(tx: Transaction, error: Exception) -> None:
         raise error
 
 
-def sound_job(tx: Transaction, queue: str) -> int:
-    """Insert a ready job that is as it should be, and return its id. Only for savepoints that are undone."""
-    options = JobOptions(queue, "default", "sound", 0, None, 1, 60.0, None, Backoff())
-    inserted = insert_one(tx, build_job(options), UNLIMITED, INSERT_JOB)
+class NoSoundJob(Exception):
+    """No sound job can be made to try a step with, as where a role may not insert jobs."""
+
+
+def sound_job(tx: Transaction, queue: str, max_attempts: int = 1) -> int:
+    """Insert a ready job that is as it should be, and return its id. Only for savepoints that are
+    undone.
+
+    Raises `NoSoundJob`, or a database error that has another cause than rows or tables.
+    """
+    options = JobOptions(queue, "default", "sound", 0, None, max_attempts, 60.0, None, Backoff())
+    try:
+        inserted = insert_one(tx, build_job(options), UNLIMITED, INSERT_JOB)
+    except UNREADABLE as error:
+        reraise_unless_harmless(tx, error)
+        raise NoSoundJob from error
     assert inserted is not None, "no guard and no key can keep it out"
     return inserted.job_id
 
@@ -216,35 +256,38 @@ class _Undone(Exception):
     """Ends a savepoint whose changes must not stay."""
 
 
-def passes(tx: Transaction, queue: str, control: Callable[[Transaction, int], object]) -> bool:
-    """Say whether a sound job of a queue passes a step; nothing of it stays.
+def passes(tx: Transaction, control: Callable[[Transaction], object]) -> bool:
+    """Say whether sound jobs pass a step; nothing of it stays.
 
-    Raises a database error that has another cause than rows or tables.
+    Raises `NoSoundJob`, or a database error that has another cause than rows or tables.
     """
 
-    def run(savepoint: Transaction, _: None) -> list[None]:
-        passed.append(bool(control(savepoint, sound_job(savepoint, queue))))
-        return []
+    def run(savepoint: Transaction) -> None:
+        passed.append(bool(control(savepoint)))
 
     passed: list[bool] = []
     try:
-        _undone(run, None)
+        _undone(run)
     except UNREADABLE as error:
         reraise_unless_harmless(tx, error)
         return False
     return all(passed)
 
 
-def _alone(act: Callable[[Transaction, Any], Sequence[Result]], item: Any) -> Sequence[Result]:
-    # A transaction inside another one is a savepoint with counters of its own.
-    with transaction() as savepoint:
-        return act(savepoint, item)
+def _goes_to(tx: Transaction, step: TrialStep[Item, Result], item: Item) -> str | None:
+    """Return the state that an item's job would go to, or None if its row cannot be read."""
+    try:
+        with transaction() as savepoint:
+            return step.goes_to(savepoint, item)
+    except UNREADABLE as error:
+        reraise_unless_harmless(tx, error)
+        return None
 
 
-def _undone(act: Callable[[Transaction, Any], Sequence[Result]], item: Any) -> Sequence[Result]:
+def _undone(act: Callable[[Transaction], Any]) -> Sequence[Any]:
     """Do something and undo it, to see whether it can be done."""
     with suppress(_Undone), transaction() as savepoint:
-        act(savepoint, item)
+        act(savepoint)
         savepoint.flush()
         raise _Undone
     return []
@@ -265,7 +308,15 @@ def require_sound(tx: Transaction, queue: str) -> None:
 
     A change of a column's type may alter what is read of every job. Raises `NoChecksumFits`.
     """
-    if not passes(tx, queue, lambda where, job_id: fits(where.fetch(READ_SIGNED, [job_id])[0])):
+
+    def fit(where: Transaction) -> bool:
+        return fits(where.fetch(READ_SIGNED, [sound_job(where, queue)])[0])
+
+    try:
+        sound = passes(tx, fit)
+    except NoSoundJob:
+        sound = False
+    if not sound:
         raise NoChecksumFits(
             "checksums of jobs do not fit, and that of a new job either does not or could not be "
             "tried: was the type of a column of relay_queue_job changed?"

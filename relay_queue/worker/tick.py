@@ -13,7 +13,9 @@ from relay_queue import store
 from relay_queue.exceptions import Unstorable
 from relay_queue.logs import get_logger
 from relay_queue.store.grant import grant_one
-from relay_queue.store.records import Claim, Settled, Settlement, Verb
+from relay_queue.store.records import Claim, Settled, Settlement
+from relay_queue.store.settle import goes_to
+from relay_queue.store.trial import sound_job
 from relay_queue.worker import hooks
 from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.plan import CLAIM, COUNT, RENEW, SETTLE, Done, Plan
@@ -179,21 +181,35 @@ def _settling(
     tx: store.Transaction,
     blame: Callable[[store.Transaction, Settlement, Exception], Sequence[Settled]],
 ) -> store.TrialStep[Settlement, Settled]:
+    def job_of(settlement: Settlement) -> int | None:
+        return store.job_of_lease(tx, settlement.lease_id, settlement.token)
+
     return store.TrialStep(
         SETTLE,
         lambda where, settlement: store.settle(where, [settlement]),
-        job_of=lambda settlement: store.job_of_lease(tx, settlement.lease_id, settlement.token),
+        job_of=job_of,
         control=_settle_sound,
+        goes_to=lambda where, settlement: goes_to(where, settlement, job_of(settlement) or 0),
         blame=blame,
     )
 
 
-def _settle_sound(tx: store.Transaction, job_id: int) -> bool:
-    """Say whether a sound job can go on, and then succeed."""
-    verbs: tuple[Verb, ...] = ("release", "ack")
-    for verb in verbs:
+def _settle_sound(tx: store.Transaction, queue: str, item: Settlement) -> bool:
+    """Say whether sound jobs of a queue can go the way that an outcome would send its job.
+
+    For a failure those are two: a job with attempts left backs off, and one without goes dead.
+    """
+    for max_attempts in (1, 2):
+        job_id = sound_job(tx, queue, max_attempts)
         (claim,) = grant_one(tx, job_id, None, None)
-        if store.settle(tx, [claim.settlement(verb)])[0].reason:
+        same = claim.settlement(
+            item.verb,
+            fatal=item.fatal,
+            timed_out=item.timed_out,
+            delay_seconds=item.delay_seconds,
+            death_logged=True,
+        )
+        if store.settle(tx, [same])[0].reason:
             return False
     return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from relay_queue.worker.plan import SETTLE
 from relay_queue.worker.tick import settle_each
 from tests.refusing import refusing
 from tests.store import actions
+from tests.store.actions import Wall
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -131,3 +133,97 @@ def test_an_outcome_that_a_table_refuses_is_kept_and_no_failed_attempt() -> None
     assert actions.everything() == before
     with store.transaction() as tx:
         assert [each.state for each in store.settle(tx, told)] == ["succeeded"] * 2
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "succeeded": {"verb": "ack"},
+    "ready": {"verb": "release"},
+    "scheduled": {"verb": "snooze", "delay_seconds": 60.0},
+    "retrying": {"verb": "nack", "death_logged": True},
+    "dead": {"verb": "nack", "fatal": True, "death_logged": True},
+}
+"""The states to which an owner can send its job, and how."""
+
+
+def claim_each(count: int, **options: Any) -> list[Claim]:
+    actions.enqueue_each(count, **options)
+    return actions.claim(count)
+
+
+def settle_in_trial(*settlements: Settlement) -> tuple[list[str], store.Trial]:
+    trial = store.Trial()
+    with store.transaction() as tx:
+        answers = settle_each(tx, trial, settlements)
+    return [answer.state for answer in answers], trial
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_that_refuses_one_way_neither_charges_nor_condemns_a_job_that_goes_it(
+    way: str,
+) -> None:
+    claims = claim_each(len(WAYS), max_attempts=5)
+    told = {to: claims.pop().settlement(**facts) for to, facts in WAYS.items()}
+    alone = told.pop(way)
+    # A lease that was settled before has an answer as well, and nothing is written for it.
+    (settled,) = claim_each(1)
+    actions.ack(settled)
+    before = actions.everything()
+    with refusing("UPDATE", JOBS, f"new.state = '{way}'"):
+        answered, trial = settle_in_trial(settled.settlement("ack", repeated=True), alone)
+        assert (answered, list(trial.faults)) == (["succeeded"], [SETTLE])
+        assert actions.everything() == before
+        answered, trial = settle_in_trial(*told.values(), alone)
+    assert (answered, list(trial.faults)) == (list(told), [SETTLE])
+    assert settle_in_trial(alone)[0] == [way]
+    actions.assert_counters_exact()
+
+
+@pytest.mark.parametrize("refused", ["retrying", "dead"])
+def test_a_failure_with_attempts_left_and_one_without_go_different_ways(refused: str) -> None:
+    going = {
+        "retrying": claim_each(1, max_attempts=5)[0].settlement("nack"),
+        "dead": claim_each(1, max_attempts=1)[0].settlement("nack"),
+    }
+    alone = going.pop(refused)
+    with refusing("UPDATE", JOBS, f"new.state = '{refused}'"):
+        answered, trial = settle_in_trial(*going.values(), alone)
+    assert (answered, list(trial.faults)) == (list(going), [SETTLE])
+    assert settle_in_trial(alone)[0] == [refused]
+
+
+@pytest.mark.parametrize("refused", ["ready", "retrying", "dead"])
+def test_a_table_that_refuses_one_way_of_a_lost_job_condemns_none(refused: str, wall: Wall) -> None:
+    twice = actions.enqueue(max_attempts=5)
+    actions.lose(twice, 1, wall)
+    once, last = actions.enqueue(max_attempts=5), actions.enqueue(max_attempts=1)
+    going = {"ready": once, "retrying": twice, "dead": last}
+    assert len(actions.claim(3)) == 3
+    wall.advance(3600)
+    with refusing("UPDATE", JOBS, f"new.state = '{refused}'"):
+        ended, trial = recover()
+    assert list(trial.faults) == ["recover jobs"]
+    assert {each.job_id: each.state for each in ended} == {
+        job_id: state for state, job_id in going.items() if state != refused
+    }
+    assert [(each.job_id, each.state) for each in recover()[0]] == [(going[refused], refused)]
+    actions.assert_counters_exact()
+
+
+@pytest.mark.parametrize("way", ["succeeded", "ready", "retrying"])
+def test_where_no_sound_job_can_be_made_only_one_that_went_the_same_way_proves_a_row_bad(
+    way: str,
+) -> None:
+    bad, *others = claim_each(2 * len(WAYS), max_attempts=5)
+    told = bad.settlement(**WAYS[way])
+
+    def settlements(*ways: str) -> list[Settlement]:
+        return [others.pop().settlement(**WAYS[to]) for to in ways]
+
+    refused = f"new.id = {bad.job_id} AND new.state <> 'dead'"
+    with refusing("INSERT", JOBS), refusing("UPDATE", JOBS, refused):
+        answered, trial = settle_in_trial(*settlements(*WAYS.keys() - {way}), told)
+        assert (len(answered), list(trial.faults)) == (len(WAYS) - 1, [SETTLE])
+        assert actions.state(bad.job_id) == "running"
+        _, trial = settle_in_trial(*settlements(*WAYS), told)
+    assert (trial.faults, actions.state(bad.job_id)) == ({}, "dead")
+    actions.assert_counters_exact()
