@@ -185,10 +185,10 @@ def live_workers(but: int) -> Iterator[OtherWorker]:
             after, most = rows[-1][0] if rows else after, 2 * most
 
 
-def order_of(worker_id: int) -> str:
-    """Return the order that stands on a worker's row; empty without one."""
+def order_of(worker_id: int) -> str | None:
+    """Return the order that stands on a worker's row, empty without one; None if it has no row."""
     rows = reads.rows(ORDER_OF, worker_id)
-    return str(rows[0][0]) if rows else ""
+    return str(rows[0][0]) if rows else None
 
 
 def _moment(rows: list[tuple[Any, ...]], now: datetime) -> datetime | None:

@@ -184,10 +184,15 @@ def _values(tx: Transaction, worker: NewWorker) -> list[Any]:
     ]
 
 
-def register_again(tx: Transaction, worker_id: int, worker: NewWorker) -> None:
-    """Add a living worker whose row was deleted, under the id that its leases name."""
+def register_again(tx: Transaction, worker_id: int, worker: NewWorker, order: str = "") -> None:
+    """Add a living worker whose row was deleted, under the id that its leases name.
+
+    ``order`` is the one that it obeys, a value of `WorkerOrder`.
+    """
     statement = REGISTER.format(id="id, ", marks=marks(1 + REGISTERED_VALUES))
     tx.execute(statement, [worker_id, *_values(tx, worker)])
+    if order in WorkerOrder.values:
+        order_workers(tx, [worker_id], WorkerOrder(order))
 
 
 def heartbeat(tx: Transaction, worker_id: int, totals: Totals, hindrance: str = "") -> bool:

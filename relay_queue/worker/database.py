@@ -351,14 +351,14 @@ class Failures:
         return None
 
     def left_undone(
-        self, faults: Mapping[str, Exception], tried: set[str], *, claimed: bool
+        self, faults: Mapping[str, Exception], passed: set[str], *, claimed: bool
     ) -> None:
-        """Note a committed tick: what it had to do, and what of that could not be done."""
+        """Note a committed tick: the steps that could be done, and those that could not."""
         self.careful = bool(self.hindrance)
         if faults:
             self._hold(faults, claimed=claimed)
         if self.hindrance:
-            self.passed(COMMIT, *(tried - faults.keys()))
+            self.passed(COMMIT, *passed)
 
     def passed(self, *steps: str) -> None:
         """Note steps that could be done."""

@@ -24,11 +24,11 @@ from relay_queue.worker.leases import InFlight
 from relay_queue.worker.liveness import CONFIRM_SECONDS, DeadWorkers
 from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
 from relay_queue.worker.pacing import Pace, QueueWatch, Timers
-from relay_queue.worker.plan import COUNT, RECOVER, Done, Plan
+from relay_queue.worker.plan import CLAIM, COUNT, PROMOTE, RECOVER, Done, Plan
 from relay_queue.worker.services import Housekeeper
 from relay_queue.worker.slots import Slots
 from relay_queue.worker.stats import Stats
-from relay_queue.worker.tick import tick, tried
+from relay_queue.worker.tick import passed, tick
 from relay_queue.worker.waiting import Orders, Waiting, Woken
 from relay_queue.worker.watchdog import (
     EXIT_STUCK,
@@ -113,7 +113,8 @@ class Loop:
         self._keep_time_limits()  # before the first read, which may find the database locked
         self.queues.note(woken)
         with self.database:
-            if self.database.usable() and self._read(woken):
+            # Asked again: a read that failed goes on with a new connection.
+            if self.database.usable() and self._read(woken) and self.database.usable():
                 if self._wants_tick() and self.timers.retry_in() == 0:
                     self._tick()
                 elif self.housekeeper.due():
@@ -152,11 +153,20 @@ class Loop:
             if woken.look or self.timers.probe_due():
                 self._probe()
                 if self.failures.hindrance:
-                    self.failures.passed(READ)
+                    self.failures.passed(READ, *self._nothing_to_do())
         except Error as error:  # outcomes and renewals need not wait for what cannot be read
             self._failed(error, READ)
             return not self.database.lost and self.exit_code is None
         return True
+
+    def _nothing_to_do(self) -> set[str]:
+        """Return the steps for which a probe has found nothing: what failed of them is gone."""
+        steps = set()
+        if not (self.timers.overdue or self.dead.probes):
+            steps |= {RECOVER, PROMOTE}
+        if self.orders.quiet or self.stop_by is not None:
+            steps.add(CLAIM)
+        return steps
 
     def _probe(self) -> None:
         """See which workers have died, and when the next lease ends: claims do not ring."""
@@ -224,7 +234,7 @@ class Loop:
         self.wanted_since = None
         self._apply(plan, done, began)
         if done.faults or self.failures.hindrance:
-            self.failures.left_undone(done.faults, tried(plan, done), claimed=bool(done.claims))
+            self.failures.left_undone(done.faults, passed(plan, done), claimed=bool(done.claims))
         else:
             self.failures.careful = False
 
@@ -232,6 +242,7 @@ class Loop:
         return Plan(
             worker_id=self.identity.worker_id,
             registered=self.identity.registered,
+            order=self.orders.current,
             settlements=self._settlements,
             places=self._places,
             queues=self.pace.ring(self.queues.queues),

@@ -37,6 +37,9 @@ class Timers:
         now = time.monotonic()
         self.recovering = True
         self.due = False
+        self.overdue = False
+        """Whether the last plan found a job that is due, or a lease that is over."""
+
         self._look_at = now
         self._probe_at = now
         self._flush_at = now
@@ -74,6 +77,7 @@ class Timers:
     ) -> None:
         """Plan by when the next job is due and the next lease runs out: a tick, or a look then."""
         monotonic = time.monotonic()
+        self.overdue = any(at is not None and at <= now for at in (next_due_at, next_expiry_at))
         if next_due_at is not None:
             self._expect(monotonic, (next_due_at - now).total_seconds())
         if next_expiry_at is not None:
@@ -119,7 +123,8 @@ class Timers:
         """Note a committed tick that promoted or recovered ``moved`` jobs.
 
         One that was due and moved nothing met a row that only looks due; looking again at once
-        would never end.
+        would never end. The first recovery need not have succeeded: a table that refuses it keeps no
+        worker from claims that runs already, and must not keep one that starts.
         """
         if self.due and moved:
             self.look_soon()

@@ -31,8 +31,8 @@ class Plan:
     a job may be due or a lease over; most ticks need not ask. ``may_expire`` allows to end leases
     for being over. ``overdrawn`` gives, at that moment too, our leases that ran out while we waited
     for the writer, and the seconds of that wait. ``hindrance`` is what keeps the
-    worker from its work, for others to read. ``registered`` is written again if somebody deletes
-    the worker's row.
+    worker from its work, for others to read. ``registered`` and ``order`` are written again if
+    somebody deletes the worker's row.
     """
 
     worker_id: int
@@ -49,6 +49,7 @@ class Plan:
     stats: Stats | None = None
     hindrance: str = ""
     registered: NewWorker | None = None
+    order: str = ""
     careful: bool = False
     overdrawn: Callable[[], tuple[Sequence[Attempt], float]] = lambda: ((), 0.0)
 
@@ -57,7 +58,7 @@ class Plan:
 class Done:
     """What one tick has committed.
 
-    ``moved`` counts the jobs that its services have sent on. ``tried`` are the steps that had
+    ``moved`` counts the jobs that its services have sent on. ``tried`` are the services that had
     anything to do. ``faults`` has the error of each step that a careful tick left undone, though no
     row is to blame. A settlement without an answer was not stored, and is to be sent again.
     """

@@ -76,21 +76,30 @@ def _serve(tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | N
             if trial is None:
                 done.moved += service.serve(tx, plan, done, None)
             else:
-                serve = partial(service.serve, plan=plan, done=done, trial=trial)
-                done.moved += trial.spare(tx, service.step, serve) or 0
+                # Counted apart: what the end of the savepoint undoes has not been done.
+                part = Done()
+                serve = partial(service.serve, plan=plan, done=part, trial=trial)
+                moved = trial.spare(tx, service.step, serve)
+                if moved is not None:
+                    done.moved += moved
+                    done.recovered += part.recovered
+                    done.promoted += part.promoted
         if service.point is not None:
             hooks.reach(service.point, done)
 
 
-def tried(plan: Plan, done: Done) -> set[str]:
-    """Return the steps for which a tick had anything to do."""
-    had = {
-        SETTLE: done.settlements,
-        RENEW: plan.renew,
-        CLAIM: done.asked > 0,
-        COUNT: plan.stats is not None,
-    }
-    return done.tried | {step for step, work in had.items() if work}
+def passed(plan: Plan, done: Done) -> set[str]:
+    """Return the steps of a committed tick that could be done, or had nothing left to do.
+
+    A tick takes every outcome and every renewal that is due. Claims and services come only now and
+    then, so of these a tick that had none says nothing.
+    """
+    steps = {SETTLE, RENEW} | done.tried
+    if done.asked > 0:
+        steps.add(CLAIM)
+    if plan.stats is not None:
+        steps.add(COUNT)
+    return steps - done.faults.keys()
 
 
 def _renew_overdrawn(tx: store.Transaction, plan: Plan, trial: store.Trial | None) -> None:
@@ -155,7 +164,7 @@ def _count(tx: store.Transaction, plan: Plan, stats: Stats) -> None:
         logger.warning(
             "The row of this worker, %d, was deleted; registering again.", plan.worker_id
         )
-        store.register_again(tx, plan.worker_id, plan.registered)
+        store.register_again(tx, plan.worker_id, plan.registered, plan.order)
 
 
 def settle_each(

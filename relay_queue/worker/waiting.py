@@ -134,17 +134,18 @@ class Orders:
 
     def __init__(self, worker_id: int) -> None:
         self._worker_id = worker_id
-        self._order = ""
+        self.current = ""
+        """What was read last: a value of `WorkerOrder`, or empty."""
 
     @property
     def quiet(self) -> bool:
         """Whether nothing more is to be claimed."""
-        return self._order == WorkerOrder.QUIET
+        return self.current == WorkerOrder.QUIET
 
     @property
     def stop(self) -> bool:
         """Whether the process is to finish what runs, and end."""
-        return self._order == WorkerOrder.STOP
+        return self.current == WorkerOrder.STOP
 
     @property
     def stop_reason(self) -> str:
@@ -152,6 +153,10 @@ class Orders:
         return "stopped by an operator" if self.stop else "stopped"
 
     def read(self) -> bool:
-        """Read the order, and say whether it is another than before."""
-        before, self._order = self._order, looks.order_of(self._worker_id)
-        return self._order != before
+        """Read the order, and say whether it is another than before.
+
+        A worker whose row was deleted keeps its order, and registers again with it.
+        """
+        before, found = self.current, looks.order_of(self._worker_id)
+        self.current = before if found is None else found
+        return self.current != before

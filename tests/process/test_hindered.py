@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
+from django.utils import timezone
 
+from relay_queue import store
 from relay_queue.models import Job, Worker
 from tests import refusing
 from tests.conftest import wait_until
@@ -64,6 +68,31 @@ def test_an_outcome_that_a_table_refuses_is_kept_until_it_takes_it(farm: Farm) -
     assert [farm.outcomes(job) for job in (held, later)] == [["acked"]] * 2
     assert len(farm.runs(held, word="ended")) == 1
     wait_until(lambda: reason() == "")
+
+
+@on_each_engine
+def test_a_table_that_refuses_retries_alone_neither_charges_nor_condemns_a_failed_attempt(
+    farm: Farm,
+) -> None:
+    farm.work()
+    with refusing.refusing("UPDATE", JOBS, "new.state = 'retrying'"):
+        job = farm.enqueue(chores.fail_times, 1)
+        wait_until(lambda: "cannot store outcomes" in reason())
+        assert (farm.job(job).state, farm.outcomes(job)) == ("running", [None])
+    assert farm.wait_state(job, "succeeded").attempt == 2
+    assert farm.outcomes(job) == ["failed", "acked"]
+
+
+@on_each_engine
+def test_what_is_refused_is_forgotten_once_there_is_nothing_left_of_it(farm: Farm) -> None:
+    workers = farm.work()
+    with refusing.refusing("UPDATE", JOBS, "old.state = 'scheduled' AND new.state = 'ready'"):
+        due = timezone.now() + timedelta(seconds=0.5)
+        job = farm.enqueue(chores.note, run_after=due)
+        wait_until(lambda: "cannot wake jobs" in reason())
+        farm.do(store.cancel, [job])
+        wait_until(lambda: reason() == "")
+        wait_until(lambda: "Can wake jobs again" in farm.log(workers))
 
 
 @on_each_engine

@@ -185,4 +185,4 @@ def test_workers_that_have_ended_or_are_unknown_take_no_order() -> None:
     do(store.stop_workers, [ended], "stopped")
     assert do(store.order_workers, [one, ended, 10**9], WorkerOrder.STOP) == [one]
     assert do(store.order_workers, [], WorkerOrder.STOP) == []
-    assert looks.order_of(10**9) == ""
+    assert looks.order_of(10**9) is None

@@ -144,14 +144,30 @@ def test_a_database_that_is_busy_is_left_alone_until_the_next_time(
     assert not Job.objects.exists()
 
 
+def test_a_bite_that_always_fails_does_not_keep_those_behind_it_from_their_turn(
+    clock: Monotonic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wall_clock.use(_ago(30)):
+        actions.do(store.stop_workers, [actions.register()], "stopped")
+    monkeypatch.setattr(store, "prune", _busy)
+    chores = Housekeeper()
+    for _ in range(12):
+        clock.now = max(clock.now, chores.next_at)
+        chores.step()
+    assert not Worker.objects.exists()
+
+
 class Fire:
     """A service that enqueues a job whenever it is due, as a schedule does."""
 
     step = "fire schedules"
     point = None
 
-    def __init__(self, error: Exception | None = None, *, due: bool = True) -> None:
+    def __init__(
+        self, error: Exception | None = None, *, due: bool = True, ghosts: bool = False
+    ) -> None:
         self.error = error
+        self.ghosts = ghosts
         self.is_due = due
 
     def due(self, _plan: Plan) -> bool:
@@ -161,6 +177,9 @@ class Fire:
         self, tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | None
     ) -> int:
         store.enqueue(tx, actions.job())
+        if self.ghosts:
+            done.promoted += 1
+            tx.count("no such queue", "no such state", 1 << 80)  # fails at the savepoint's end
         if self.error is not None:
             raise self.error
         return 1
@@ -182,6 +201,12 @@ def test_what_a_service_makes_ready_is_claimed_in_the_same_commit(
     done = ticked(monkeypatch, Fire(), careful=careful)
     assert (len(done.claims), done.moved, done.faults) == (2, 1, {})
     assert Fire.step in done.tried
+
+
+def test_what_the_end_of_a_savepoint_undoes_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    actions.enqueue()
+    done = ticked(monkeypatch, Fire(ghosts=True), careful=True)
+    assert (list(done.faults), done.promoted, done.moved) == ([Fire.step], 0, 0)
 
 
 def test_a_service_that_is_not_due_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,10 @@ def test_a_living_worker_whose_row_was_deleted_registers_again_under_its_id(
     actions.enqueue()
     (claim,) = tick(plan(worker_id, places=1, registered=new)).claims
     Worker.objects.all().delete()
-    tick(plan(worker_id, [ack(claim)], registered=new, stats=Stats()))
+    tick(plan(worker_id, [ack(claim)], registered=new, order="quiet", stats=Stats()))
     row = Worker.objects.get()
     assert (row.id, row.incarnation, row.pid, row.stopped_at) == (worker_id, "0a" * 16, 7, None)
+    assert row.ordered == "quiet"
     assert "was deleted; registering again" in caplog.text
     caplog.clear()
     tick(plan(worker_id, registered=new, stats=Stats()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
@@ -81,35 +82,42 @@ class Housekeeper:
     def __init__(self) -> None:
         # Random, not soon: workers that start together must not all prune together.
         self.next_at = time.monotonic() + random.uniform(0.5, 1.5) * INTERVAL_SECONDS
-        self._bites: Iterator[Bite] = iter(())
-        self._bite: Bite | None = None
+        self._bites: deque[Bite] = deque()
+        self._put_off: list[Bite] = []
 
     def due(self) -> bool:
         """Whether the next bite may be taken."""
         return time.monotonic() >= self.next_at
 
     def step(self) -> None:
-        """Take one bite; a database that is busy or full is left alone until the next round."""
-        if self._bite is None:
-            self._bites = _round()
-            self._bite = next(self._bites)
+        """Take one bite; a database that is busy or full is left alone for an interval."""
+        if not self._bites:
+            self._bites, self._put_off = deque(_round()), []
+        bite = self._bites[0]
         try:
             # Never longer than a slice: this is the loop's thread, and it has time limits to keep.
             with store.transaction(wait_seconds=SLICE_SECONDS, first=True) as tx:
-                rows = self._bite(tx, BITE_ROWS)
+                rows = bite(tx, BITE_ROWS)
         except Error as error:
             # The next look finds out whether the connection is lost.
             logger.info("Pruning is put off: %s", error)
+            self._put_behind(bite)
             self._rest()
             return
         self.next_at = time.monotonic() + BREATH_SECONDS
         if rows < BITE_ROWS:
-            self._bite = next(self._bites, None)
-            if self._bite is None:
+            self._bites.popleft()
+            if not self._bites:
                 self._rest()
 
+    def _put_behind(self, bite: Bite) -> None:
+        """Take a bite that failed once more at the end of the round: it must not starve the others."""
+        self._bites.popleft()
+        if bite not in self._put_off:
+            self._put_off.append(bite)
+            self._bites.append(bite)
+
     def _rest(self) -> None:
-        self._bite, self._bites = None, iter(())
         self.next_at = time.monotonic() + random.uniform(0.75, 1.25) * INTERVAL_SECONDS
 
 
