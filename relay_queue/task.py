@@ -53,6 +53,7 @@ from relay_queue.compat import (
 from relay_queue.context import RelayContext
 from relay_queue.exceptions import PayloadError, UnknownTask, shown
 from relay_queue.logs import get_logger
+from relay_queue.store.enqueue import tasks_are_named_by
 
 # Where Django logs what looks like an attack.
 security_logger = get_logger("django.security.UnknownTask")
@@ -235,6 +236,17 @@ def resolve(path: str, backend: str) -> AnyTask:
             "defined a second time?"
         )
     return found
+
+
+def _leads_to_same(stored: str, path: str, backend: str) -> bool:
+    """Say whether a stored path leads to the task of another path, as that of a moved one does."""
+    try:
+        return resolve(stored, backend).func is resolve(path, backend).func
+    except Exception:  # noqa: BLE001 - an import runs code of the project's
+        return False
+
+
+tasks_are_named_by(_leads_to_same)
 
 
 def _task_at(path: str) -> AnyTask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
@@ -81,6 +81,8 @@ WAIT_STEP_SECONDS = 0.05
 KEY_BATCH = 500
 """Keys looked up in one statement: below the parameter limit of every database."""
 
+_leads_to_same: Callable[[str, str, str], bool] | None = None
+
 _Place = tuple[State, tuple[Any, ...]]
 """A job's first state, and the last columns of its row."""
 
@@ -88,6 +90,16 @@ _Holder = tuple[int, str, str, str, Any]
 
 _Fresh = tuple[int, NewJob, _Place]
 """A job of a batch that needs a row: its place in the batch, itself, and its place in the queue."""
+
+
+def tasks_are_named_by(leads_to_same: Callable[[str, str, str], bool]) -> None:
+    """Set what says whether two stored paths lead to one task: the paths, and a backend's alias.
+
+    A task that was moved keeps the jobs of its old path, and a call under the new one is the same
+    call. Tasks stand above the store, which therefore does not import them.
+    """
+    global _leads_to_same  # noqa: PLW0603 - set once for each process, when tasks are imported
+    _leads_to_same = leads_to_same
 
 
 def job_options(
@@ -309,9 +321,17 @@ def _holders(tx: Transaction, queue: str, keys: Sequence[str]) -> dict[str, _Hol
 
 def _same_call(job: NewJob, holder: _Holder) -> Enqueued:
     job_id, task, payload, state, created_at = holder
-    if (task, payload) != (job.options.task, job.payload):
+    if not _is_same(job, task, payload):
         raise IdempotencyConflict(job.options.queue, str(job.idempotency_key), job_id)
     return Enqueued(job_id, False, state, created_at)
+
+
+def _is_same(job: NewJob, task: str, payload: str) -> bool:
+    """Say whether a job is the call of this task with this payload."""
+    if payload != job.payload:
+        return False
+    wanted, backend = job.options.task, job.options.backend
+    return task == wanted or bool(_leads_to_same and _leads_to_same(task, wanted, backend))
 
 
 def _taken_meanwhile(tx: Transaction, job: NewJob) -> Enqueued:
@@ -342,7 +362,7 @@ def _new_of_queue(
             answers[index] = _same_call(job, holders[key])
         elif key in firsts:
             first_index, first = firsts[key]
-            if (first.options.task, first.payload) != (job.options.task, job.payload):
+            if not _is_same(job, first.options.task, first.payload):
                 raise IdempotencyConflict(queue, key)
             twins[index] = first_index
         else:

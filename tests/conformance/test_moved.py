@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import tests
+from relay_queue import enqueue_many
 from relay_queue.compat import TaskResultMismatch, TaskResultStatus, task_backends
+from relay_queue.exceptions import IdempotencyConflict
 from relay_queue.models import Job
 from relay_queue.task import resolve
 from relay_queue.testing import run_pending
@@ -103,6 +105,32 @@ def test_waiting_jobs_run_and_old_results_are_read_under_the_old_path(
     assert result.task.func is old.report.func
     assert old.report.get_result(waiting.id).return_value == "report of June"
     assert set(Job.objects.values_list("task", flat=True)) == {"tests.shop_old.report"}
+
+
+@pytest.mark.parametrize("second", MOVES)
+def test_a_key_names_the_same_call_under_the_old_path_and_the_new(
+    release: Release, second: dict[str, str]
+) -> None:
+    first = release(shop_old=REPORT.format(name="report"))
+    waiting = first.report.using(idempotency_key="June").enqueue("June")
+    release(**second)
+    moved: Any = importlib.import_module("tests.shop_old").report
+    assert moved.module_path != first.report.module_path
+    assert moved.using(idempotency_key="June").enqueue("June").id == waiting.id
+    (again,) = enqueue_many([moved.using(idempotency_key="June").bind("June")])
+    assert again.id == waiting.id
+    with pytest.raises(IdempotencyConflict):
+        moved.using(idempotency_key="June").enqueue("July")
+
+
+def test_a_key_of_another_task_is_a_conflict_although_its_path_leads_nowhere(
+    release: Release,
+) -> None:
+    first = release(shop_old=REPORT.format(name="report"))
+    first.report.using(idempotency_key="June").enqueue("June")
+    second: Any = release(shop_new=REPORT.format(name="report"))
+    with pytest.raises(IdempotencyConflict):
+        second.report.using(idempotency_key="June").enqueue("June")
 
 
 def test_a_job_whose_old_path_leads_to_another_function_does_not_run(release: Release) -> None:
