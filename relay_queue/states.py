@@ -35,6 +35,7 @@ class Outcome(TextChoices):
     EXPIRED = "expired", _("Expired")
     LOST = "lost", _("Lost")
     RELEASED = "released", _("Released")
+    UNRUN = "unrun", _("Not begun")
     SNOOZED = "snoozed", _("Snoozed")
     CANCELLED = "cancelled", _("Cancelled")
 
@@ -79,7 +80,7 @@ NOT_DUE: Final = frozenset({State.SCHEDULED, State.RETRYING})
 WAITING: Final = NOT_DUE | {State.READY}
 
 # An uncharged lease gives its attempt back; every other one has used it up for good.
-UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.SNOOZED})
+UNCHARGED: Final = frozenset({Outcome.RELEASED, Outcome.UNRUN, Outcome.SNOOZED})
 
 # The newest leases of a job that stay while it is in the tables. A longer ledger loses its oldest
 # leases: those of a finished job that is being pruned, and the uncharged ones of any job.
@@ -107,6 +108,7 @@ _ANY_BEFORE_READY = frozenset(
         Outcome.EXPIRED,
         Outcome.LOST,
         Outcome.RELEASED,
+        Outcome.UNRUN,
         Outcome.SNOOZED,
         Outcome.CANCELLED,
     }

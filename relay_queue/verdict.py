@@ -29,9 +29,10 @@ ANSWERING_VERBS: Final = frozenset({"ack", "snooze"})
 """Late words that only a function which came to its end can have caused. A late nack is none: the
 worker says it, too, of a function that ran past its time and has not ended."""
 
-CUT_SHORT: Final = frozenset(Outcome) - ANSWERED
+CUT_SHORT: Final = frozenset(Outcome) - ANSWERED - {Outcome.UNRUN}
 """Ends of a lease that say nothing of its function. *Released* is among them: an owner hands a job
-back when it must stop or when an operator takes the job, and its function may have begun."""
+back when it must stop or when an operator takes the job, and its function may have begun. *Not begun*
+is not: its owner knows that it called no function."""
 
 
 class Attempt(Protocol):
@@ -88,7 +89,7 @@ def count_attempts(leases: Iterable[Attempt]) -> AttemptCounts:
             running = True
         elif has_answered(lease):
             answered += 1
-        else:
+        elif lease.outcome in CUT_SHORT:
             cut_short += 1
     return AttemptCounts(answered, cut_short, running)
 

@@ -51,6 +51,7 @@ ICONS: Final[dict[str, str]] = {
     Outcome.EXPIRED: CLOCK,
     Outcome.LOST: BROKEN,
     Outcome.RELEASED: BACK,
+    Outcome.UNRUN: BACK,
     Outcome.SNOOZED: MOON,
 }
 """Icons as paths on a grid of 16, drawn as lines. A cancelled job and lease have the same icon."""

@@ -28,7 +28,7 @@ from relay_queue import conf
 from relay_queue.exceptions import JobNotFound
 from relay_queue.models import Job, Lease
 from relay_queue.query import reads
-from relay_queue.states import ANSWERED, NOT_ACKED, State, sql_list
+from relay_queue.states import ANSWERED, NOT_ACKED, Outcome, State, sql_list
 from relay_queue.verdict import ANSWERING_VERBS, CUT_SHORT, Verdict, has_answered, judge
 
 TROUBLED: Final = f"outcome IN ({sql_list(NOT_ACKED)})"
@@ -46,11 +46,16 @@ _ANSWERING: Final = ", ".join(f"'{verb}'" for verb in sorted(ANSWERING_VERBS))
 
 _ANSWERED: Final = f"(outcome IN ({sql_list(ANSWERED)}) OR refused_verb IN ({_ANSWERING}))"
 
+_BEGUN: Final = (
+    f"{TROUBLED} AND (outcome <> '{Outcome.UNRUN.value}' OR refused_verb IN ({_ANSWERING}))"
+)
+"""Those among the troubled leases whose functions may have begun."""
+
 COUNT: Final = f"""
     WITH troubled (job_id, answered, cut_short) AS (
         SELECT job_id, SUM(CASE WHEN {_ANSWERED} THEN 1 ELSE 0 END),
                SUM(CASE WHEN {_ANSWERED} THEN 0 ELSE 1 END)
-        FROM relay_queue_lease WHERE {TROUBLED} GROUP BY job_id
+        FROM relay_queue_lease WHERE {_BEGUN} GROUP BY job_id
     ), judged (job_id, acked, verdict) AS (
         SELECT t.job_id, j.state = 'succeeded', CASE
             WHEN t.answered > 1 OR (t.answered = 1 AND j.state = 'succeeded') THEN 'repeated'
@@ -66,7 +71,7 @@ from their state."""
 
 UNTROUBLED_RUNNING: Final = f"""
     SELECT COUNT(*) FROM relay_queue_lease held WHERE held.ended_at IS NULL AND NOT EXISTS (
-        SELECT 1 FROM relay_queue_lease WHERE job_id = held.job_id AND {TROUBLED})
+        SELECT 1 FROM relay_queue_lease WHERE job_id = held.job_id AND {_BEGUN})
 """
 """Count the open leases of jobs that are at their first attempt."""
 
@@ -127,7 +132,8 @@ def condition(verdict: Verdict) -> Q:
     """Return a verdict as a condition on jobs: built once, since each page of a list asks for all."""
     again, cut_short = _answered_twice(), Q(Exists(_others().filter(_cut_short())))
     running = Q(Exists(_leases().filter(ended_at__isnull=True)))
-    started = Q(Exists(_leases()))
+    unrun = Q(outcome=Outcome.UNRUN) & ~Q(refused_verb__in=ANSWERING_VERBS)
+    started = Q(Exists(_leases().exclude(unrun)))
     match verdict:
         case Verdict.RAN_AGAIN:
             return again
@@ -212,12 +218,16 @@ def counted(number: int) -> str:
 
 def explain_verdict(leases: Sequence[Lease]) -> str:
     """Say what the verdict on a job rests on, given its leases."""
-    answered = [_named(lease) for lease in leases if lease.outcome and has_answered(lease)]
-    cut_short = [_named(lease) for lease in leases if lease.outcome and not has_answered(lease)]
+    ended = [lease for lease in leases if lease.outcome]
+    answered = [_named(lease) for lease in ended if has_answered(lease)]
+    others = [lease for lease in ended if not has_answered(lease)]
+    cut_short = [_named(lease) for lease in others if lease.outcome in CUT_SHORT]
+    unrun = len(others) - len(cut_short)
     under_way = [str(lease.attempt) for lease in leases if lease.outcome is None]
     lines = [f"attempts that answered: {', '.join(answered)}"] if answered else []
     lines += [f"attempts cut short: {', '.join(cut_short)}"] if cut_short else []
     lines += [f"attempt {number} is under way" for number in under_way]
+    lines += [f"handed back before the function began: {unrun}"] if unrun else []
     return "; ".join(lines) or "it was never leased"
 
 

@@ -90,7 +90,8 @@ class Settlement:
     line, ``traceback`` many (nack). ``delay_seconds`` replaces the back-off (nack) or is the length
     of the snooze. All texts are storable: see `relay_queue.payload.clean_text`. ``repeated`` says
     that it was given before, in a transaction that may have committed. ``death_logged`` says that its owner
-    has logged already that the job will not be tried again.
+    has logged already that the job will not be tried again. ``unrun`` says of a release that the
+    owner has not called the function.
     """
 
     verb: Verb
@@ -105,6 +106,7 @@ class Settlement:
     delay_seconds: float | None = None
     repeated: bool = False
     death_logged: bool = False
+    unrun: bool = False
 
 
 class Settled(NamedTuple):

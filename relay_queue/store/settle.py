@@ -192,7 +192,7 @@ def outcome_of(settlement: Settlement) -> Outcome:
     if settlement.verb == "snooze":
         return Outcome.SNOOZED
     if settlement.verb == "release":
-        return Outcome.RELEASED
+        return Outcome.UNRUN if settlement.unrun else Outcome.RELEASED
     if settlement.timed_out:
         return Outcome.TIMED_OUT
     return Outcome.FATAL if settlement.fatal else Outcome.FAILED

@@ -169,7 +169,7 @@ class Outcomes:
         settled = {settlement.lease_id for settlement in self.by_loop} | self._by_lease().keys()
         for lease_id, token in ours.items():
             if lease_id not in known and lease_id not in settled:
-                self.by_loop.append(Settlement("release", lease_id, token))
+                self.by_loop.append(Settlement("release", lease_id, token, unrun=True))
 
     def _by_lease(self) -> dict[int, Attempt]:
         return {attempt.claim.lease_id: attempt for attempt in self.finished}

@@ -57,7 +57,7 @@ def failure(attempt: Attempt, error: BaseException) -> Settlement:
             return claim.settlement("snooze", delay_seconds=seconds)
         settlement = describe(claim, error)
         if kind is NotBegun:
-            return claim.settlement("release", message=settlement.message)
+            return claim.settlement("release", message=settlement.message, unrun=True)
         settlement.timed_out = issubclass(kind, TimedOut) or (
             issubclass(kind, Cancelled) and attempt.context.timed_out
         )

@@ -154,7 +154,7 @@ class Slots:
         attempt.in_slot = True
         # No job waits for a thread that another job holds: there is one for each that runs.
         if self._threads < self.busy and not self._start_thread():
-            attempt.end_unrun(attempt.claim.settlement("release"))
+            attempt.end_unrun(attempt.claim.settlement("release", unrun=True))
             self._finished.append(attempt)
             return
         self._work.put(attempt)

@@ -12,7 +12,7 @@ from tests.history.journal import Operation, Record, operations
 from tests.history.ledger import Change, Lease, Ledger
 
 TERMINAL = frozenset({"succeeded", "dead", "cancelled"})
-UNCHARGED = frozenset({"released", "snoozed"})
+UNCHARGED = frozenset({"released", "unrun", "snoozed"})
 MAYBE = ("ok", "unknown")
 """What may have been committed."""
 

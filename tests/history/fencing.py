@@ -15,11 +15,12 @@ OUTCOMES = {
     "ack": frozenset({"acked"}),
     "nack": frozenset({"failed", "fatal", "timed_out"}),
     "snooze": frozenset({"snoozed"}),
-    "release": frozenset({"released"}),
+    "release": frozenset({"released", "unrun"}),
 }
 """How a lease ends by each word of its owner."""
 
 BY_OWNER = frozenset().union(*OUTCOMES.values())
+HANDED_BACK = OUTCOMES["release"]
 
 TURN = timedelta(seconds=0.1)
 """More than passes in a transaction where the test makes the time."""
@@ -65,7 +66,7 @@ def leases_end_in_time(seen: Evidence) -> Iterator[Violation]:
             yield Violation("open", f"lease {lease.id} is open after the drain", lease.job)
             continue
         over = lease.ended_at >= lease.expires_at
-        if lease.outcome in BY_OWNER - {"released"} and over:  # an operator may release late
+        if lease.outcome in BY_OWNER - HANDED_BACK and over:  # an operator may release late
             message = f"lease {lease.id} was {lease.outcome} after it had expired"
             yield Violation("late", message, lease.job)
         if lease.outcome == "expired" and not over:
@@ -80,7 +81,7 @@ def _judge_by_true_time(seen: Evidence) -> Iterator[Violation]:
     """Where the test made the time, the moment of the commit is known whatever the row says."""
     for change in seen.ledger.changes:
         lease = seen.ledger.leases.get(change.lease or 0)
-        if lease is None or change.kind != "lease" or change.new not in BY_OWNER - {"released"}:
+        if lease is None or change.kind != "lease" or change.new not in BY_OWNER - HANDED_BACK:
             continue
         if datetime.fromisoformat(change.at) > lease.expires_at + TURN:
             message = f"lease {lease.id} was {change.new} at {change.at}, after it had expired"

@@ -128,11 +128,11 @@ def test_jobs_for_which_the_system_gives_no_thread_go_back_and_none_hangs(farm: 
     jobs = [farm.enqueue(chores.wait, farm.file("go"))]
     farm.wait_runs(jobs[0], word="began")
     jobs.append(farm.enqueue(chores.note))
-    wait_until(lambda: "released" in farm.outcomes(jobs[1]), message=lambda: farm.log(workers))
+    wait_until(lambda: "unrun" in farm.outcomes(jobs[1]), message=lambda: farm.log(workers))
     farm.make("go")
     coroutines = [farm.enqueue(chores.wait_asynchronously, farm.file("go")) for _ in range(3)]
     for job in [*jobs, *coroutines]:
         assert farm.wait_state(job, "succeeded").attempt == 1
-        assert set(farm.outcomes(job)) <= {"released", "acked"}
+        assert set(farm.outcomes(job)) <= {"unrun", "acked"}
     assert "No thread for another slot" in farm.log(workers)
     assert "No thread for coroutines" in farm.log(workers)

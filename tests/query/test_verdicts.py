@@ -63,7 +63,9 @@ def _end(draw: random.Random, claim: store.Claim, wall: Wall) -> None:
 
 def _tell(verb: str, claim: store.Claim) -> None:
     seconds = 1.0 if verb in {"snooze", "nack"} else None
-    told = store.Settlement(verb, claim.lease_id, claim.token, delay_seconds=seconds)  # type: ignore[arg-type]
+    # Every other release is that of a function which did not begin.
+    unrun = verb == "release" and claim.lease_id % 2 == 0
+    told = claim.settlement(verb, delay_seconds=seconds, unrun=unrun)  # type: ignore[arg-type]
     actions.settle([told])
 
 
@@ -89,6 +91,21 @@ def test_the_lives_of_the_test_above_end_in_every_verdict(wall: Wall) -> None:
             return
         actions.empty()
     raise AssertionError(f"never seen: {set(Verdict) - seen}")
+
+
+def test_a_job_that_was_only_handed_back_before_its_function_began_has_not_started(
+    wall: Wall,
+) -> None:
+    job_id = actions.enqueue()
+    for _ in range(2):
+        claim = actions.claim_one()
+        actions.settle([claim.settlement("release", unrun=True)])
+    assert actions.outcomes(job_id) == ["unrun", "unrun"]
+    story = ledger.story(job_id)
+    assert (story.job.attempt, story.verdict) == (0, Verdict.NEVER_STARTED)
+    assert story.detail == "handed back before the function began: 2"
+    actions.ack(actions.claim_one())
+    assert ledger.story(job_id).verdict is Verdict.RAN_ONCE
 
 
 def test_an_unknown_verdict_is_an_error(engine: str) -> None:

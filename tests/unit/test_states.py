@@ -94,8 +94,8 @@ def test_states_may_be_given_as_the_texts_that_the_table_holds(one: State, other
     assert states.can(one.value, other.value) == states.can(one, other)
 
 
-def test_only_released_and_snoozed_leases_give_their_attempt_back() -> None:
-    assert {Outcome.RELEASED, Outcome.SNOOZED} == states.UNCHARGED
+def test_only_released_unrun_and_snoozed_leases_give_their_attempt_back() -> None:
+    assert {Outcome.RELEASED, Outcome.UNRUN, Outcome.SNOOZED} == states.UNCHARGED
 
 
 def test_an_effect_is_known_only_when_the_function_itself_ended_the_attempt() -> None:

@@ -549,7 +549,7 @@ def test_after_a_lost_connection_outcomes_are_told_once_more_and_no_claim_is_kep
     assert set(Job.objects.values_list("attempt", flat=True)) == {1}
     assert not Lease.objects.filter(refused_at__isnull=False).exists()
     # What was claimed by a commit that nobody knew of was handed back.
-    assert Lease.objects.filter(outcome="released").exists() == committed
+    assert Lease.objects.filter(outcome="unrun").exists() == committed
 
 
 def test_nothing_starts_before_its_claim_is_committed(

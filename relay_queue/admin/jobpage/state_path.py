@@ -17,6 +17,7 @@ _AFTER: Final[dict[str, State]] = {
     Outcome.EXPIRED: State.READY,
     Outcome.LOST: State.READY,
     Outcome.RELEASED: State.READY,
+    Outcome.UNRUN: State.READY,
     Outcome.SNOOZED: State.SCHEDULED,
     Outcome.CANCELLED: State.CANCELLED,
 }
