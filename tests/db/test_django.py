@@ -361,6 +361,30 @@ for name in ("test_default.db_gw0", "test_var/default.db_gw0", "/srv/test_x_gw0"
     assert out.splitlines() == [*kept, memory]
 
 
+def test_folders_of_workers_go_with_their_test_database_but_not_what_a_link_leads_to(
+    site: Path, run: Run
+) -> None:
+    kept = site / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    run(
+        "-c",
+        SETUP
+        + """
+import os
+from django.db import connection
+connection.creation.create_test_db(verbosity=0)
+os.mkdir("test_default.db-workers")
+open("test_default.db-workers/0a", "w").close()
+os.symlink("kept", "test_default.db-bells")
+connection.creation.destroy_test_db("default.db", verbosity=0)
+""",
+        FILES="1",
+    )
+    assert not (site / "test_default.db-workers").exists()
+    assert (kept / "file").exists()
+
+
 def test_a_gate_goes_with_its_test_database_and_comes_back_with_the_next(
     site: Path, run: Run
 ) -> None:

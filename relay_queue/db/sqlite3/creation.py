@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from contextlib import closing, suppress
 from typing import Any
@@ -59,10 +60,15 @@ class DatabaseCreation(creation.DatabaseCreation):
 
     @staticmethod
     def _remove(database: str) -> None:
-        """Delete a database that is not open, with its gate and the log of an interrupted run."""
+        """Delete a database that is not open, with its gate, the log of an interrupted run, and the
+        folders of its workers.
+        """
         os.remove(database)
         # An open gate of a file that is gone would let this process pass the others by.
         gate_for(database).close_files()
         for suffix in ("-wal", "-shm", "-gate", "-gate-next"):
             with suppress(FileNotFoundError):
                 os.remove(f"{database}{suffix}")
+        # What workers of the tests have left. Through a link nothing is deleted.
+        for suffix in ("-workers", "-bells"):
+            shutil.rmtree(f"{database}{suffix}", ignore_errors=True)
