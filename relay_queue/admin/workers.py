@@ -167,14 +167,19 @@ def _context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, An
 
 def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
     """Return the queues and totals of a worker, for those who may see all jobs that these count."""
-    queues = status.queues_of(worker)
+    queues, excluded = status.queues_of(worker), status.excluded_by(worker)
     if not sight.counters_tell(request, links.site, Worker):
         seen = names.shown(request, links.site).queues
-        return {"may_see_counts": False, "serves": _linked(seen, queues, links) if queues else []}
+        return {
+            "may_see_counts": False,
+            "serves": _linked(seen, queues, links) if queues else [],
+            "excludes": _linked(seen, excluded, links) if excluded else [],
+        }
     hour = history.recent(now, worker_id=worker.pk)
     return {
         "may_see_counts": True,
         "serves": _linked(queues, queues, links),
+        "excludes": _linked(excluded, excluded, links),
         "totals": _totals(worker, hour),
         "chart": charts.throughput(
             "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)

@@ -11,7 +11,14 @@ from relay_queue.cli.base import Output, add_json
 from relay_queue.cli.output import duration, short
 from relay_queue.models import Worker
 from relay_queue.query import status
-from relay_queue.query.status import QueueStatus, Status, WorkerStatus, queues_of, unserved
+from relay_queue.query.status import (
+    QueueStatus,
+    Status,
+    WorkerStatus,
+    excluded_by,
+    queues_of,
+    unserved,
+)
 from relay_queue.states import State, WorkerOrder
 from relay_queue.verdict import Verdict
 
@@ -171,10 +178,12 @@ def _show_served(workers: list[WorkerStatus], out: Output) -> None:
 
 def _served(row: Worker) -> str:
     """Return the queues in a worker's row, as far as a line has room for them."""
-    names = queues_of(row)
+    excluded = excluded_by(row)
+    names = excluded or queues_of(row)
     shown = ", ".join(map(short, names[:MOST_SERVED])) or "all"
     more = len(names) - MOST_SERVED
-    return f"{shown} and {more} more" if more > 0 else shown
+    shown = f"{shown} and {more} more" if more > 0 else shown
+    return f"all but {shown}" if excluded else shown
 
 
 def _worker_state(worker: WorkerStatus) -> str:
@@ -217,6 +226,7 @@ def _worker_as_data(worker: WorkerStatus) -> dict[str, Any]:
     return {
         **{name: getattr(worker.row, name) for name in names + more},
         "queues": queues_of(worker.row),
+        "exclude_queues": excluded_by(worker.row),
         "open_leases": worker.open_leases,
         "heartbeat_age_seconds": worker.heartbeat_age_seconds,
     }

@@ -241,15 +241,18 @@ def workers(now: datetime) -> list[WorkerStatus]:
 
 def queues_of(row: Worker) -> list[str]:
     """Return the queues that a worker names; empty if it serves all, or all but some."""
-    return row.queues.split(",") if row.queues else []
+    return row.queues.split(",") if row.queues and row.queues[0] != "," else []
+
+
+def excluded_by(row: Worker) -> list[str]:
+    """Return the queues that a worker leaves out, where it serves all others."""
+    return row.queues[1:].split(",") if row.queues.startswith(",") else []
 
 
 def serves(row: Worker, queue: str) -> bool:
-    """Say whether a worker serves a queue, by the names in its row.
-
-    A worker that names no queue serves all, or all but some that its row does not name.
-    """
-    return not row.queues or queue in queues_of(row)
+    """Say whether a worker serves a queue, by the names in its row."""
+    named = queues_of(row)
+    return queue in named if named else queue not in excluded_by(row)
 
 
 def unserved(queues: Iterable[QueueStatus], workers: Iterable[WorkerStatus]) -> list[str]:

@@ -123,7 +123,8 @@ class NewWorker:
 
     ``lock_device`` and ``lock_inode`` name the file that it has locked; ``session_lock`` says that
     a session of its own holds the lock of `relay_queue.store.workers`. With neither, its death
-    cannot be proven. ``version`` is that of the code it runs.
+    cannot be proven. ``version`` is that of the code it runs. Without ``queues`` it serves all but
+    ``exclude_queues``.
     """
 
     incarnation: str
@@ -137,6 +138,7 @@ class NewWorker:
     concurrency: int
     session_lock: bool = False
     version: str = ""
+    exclude_queues: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -177,11 +179,17 @@ def _values(tx: Transaction, worker: NewWorker) -> list[Any]:
         worker.lock_inode,
         worker.session_lock,
         worker.version,
-        ",".join(worker.queues),
+        _served(worker),
         worker.concurrency,
         tx.now_db,
         tx.now_db,
     ]
+
+
+def _served(worker: NewWorker) -> str:
+    """Return the names of the queues, separated by commas; behind a first comma, of those left out."""
+    names = worker.queues or ("", *worker.exclude_queues)
+    return ",".join(names)
 
 
 def register_again(tx: Transaction, worker_id: int, worker: NewWorker, order: str = "") -> None:

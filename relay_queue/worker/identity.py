@@ -146,6 +146,7 @@ def _describe(
         lock_inode=None if lock is None else lock.identity.inode,
         session_lock=session is not None,
         queues=options.queues or (),
+        exclude_queues=options.exclude_queues if options.queues is None else (),
         concurrency=options.concurrency,
         version=__version__,
     )

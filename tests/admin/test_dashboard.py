@@ -196,6 +196,20 @@ def test_queue_that_no_worker_serves_is_named(admin: Client) -> None:
     assert "in queue mail" not in page
 
 
+def test_what_a_worker_leaves_out_is_shown_and_named_where_nobody_else_serves_it(
+    admin: Client,
+) -> None:
+    worker = actions.register(queues=[], exclude_queues=["mail"])
+    actions.enqueue(queue="mail")
+    actions.enqueue(queue="reports")
+    page = text(admin)
+    assert "Jobs are ready in queue mail, and no worker serves it." in page
+    assert "in queue reports" not in page
+    assert "all but mail" in page
+    own = admin.get(f"/admin/relay_queue/worker/{worker}/change/").content.decode()
+    assert "all but <a" in own
+
+
 def test_what_keeps_a_worker_from_its_work_is_named(admin: Client) -> None:
     worker = actions.register(name="anna")
     actions.do(store.heartbeat, worker, store.Totals(), "cannot claim jobs: no right")

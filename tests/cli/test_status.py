@@ -94,6 +94,19 @@ def test_no_queue_is_called_unserved_by_a_worker_of_all_queues_or_without_any_wo
     assert text.count(" all\n") == 1
 
 
+def test_a_queue_that_a_worker_leaves_out_is_not_served_by_it(relay: Relay) -> None:
+    actions.register(name="alpha", queues=[], exclude_queues=["mail", "slow"])
+    for queue in ("mail", "default"):
+        actions.enqueue(queue=queue)
+    answer = relay("status")
+    assert "No worker serves queue mail." in answer.text
+    assert "all but mail, slow" in answer.text
+    data = relay("status", "--json").data
+    assert data["unserved"] == ["mail"]
+    (worker,) = data["workers"]
+    assert (worker["queues"], worker["exclude_queues"]) == ([], ["mail", "slow"])
+
+
 def test_empty_queue_says_what_to_do(relay: Relay) -> None:
     text = relay("status").text
     assert "There is no queue yet" in text

@@ -18,6 +18,7 @@ from psycopg.errors import DiskFull, IoError, LockNotAvailable
 from relay_queue import clock
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.query import looks
+from relay_queue.query.status import excluded_by
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import loop as module
@@ -215,6 +216,7 @@ def test_excluded_queues_are_left_alone(serve: Serve) -> None:
     tasks.note.using(queue_name="mine").enqueue("mine")
     tasks.note.using(queue_name="theirs").enqueue("theirs")
     assert serve(exclude_queues=("theirs",)) == 0
+    assert excluded_by(Worker.objects.get()) == ["theirs"]
     assert tasks.calls == ["mine"]
 
 

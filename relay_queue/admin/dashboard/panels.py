@@ -22,6 +22,7 @@ from relay_queue.query.status import (
     Overview,
     QueueStatus,
     WorkerStatus,
+    excluded_by,
     queues_of,
 )
 from relay_queue.states import State, WorkerOrder
@@ -168,6 +169,13 @@ def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> Q
     )
 
 
+def _served(row: Worker) -> str:
+    excluded = ", ".join(excluded_by(row))
+    if excluded:
+        return _("all but %(queues)s") % {"queues": excluded}
+    return ", ".join(queues_of(row)) or _("all")
+
+
 def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
     row = worker.row
     held = linked(_used(worker.open_leases, row.concurrency), links.held_by(row.pk))
@@ -175,7 +183,7 @@ def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
         key=row.pk,
         name=linked(row.name, links.worker(row.pk)),
         place=_("%(host)s, pid %(pid)s") % {"host": row.host, "pid": row.pid},
-        queues=", ".join(queues_of(row)) or _("all"),
+        queues=_served(row),
         badge=worker_badge(row, worker.heartbeat_age_seconds),
         slots=Meter(held, _filled(worker.open_leases, row.concurrency)),
         succeeded=number(row.succeeded),
