@@ -12,6 +12,7 @@ from relay_queue.cli.output import duration, short
 from relay_queue.models import Worker
 from relay_queue.query import status
 from relay_queue.query.status import (
+    SILENT_SECONDS,
     QueueStatus,
     Status,
     WorkerStatus,
@@ -44,6 +45,10 @@ SHORTEST_PAUSE_SECONDS = 0.1
 """The shortest pause of ``--watch``; without one it would only load the database."""
 
 
+MOST_SHOWN = 50
+"""Queues, and workers, in a table; ``--json`` has all."""
+
+MOST_UNSERVED = 20
 MOST_SERVED = 2
 """Queues of a worker that are shown by name; ``--json`` has all."""
 
@@ -90,8 +95,7 @@ def _show(status: Status, out: Output) -> None:
         out.line("There is no queue yet; the first enqueue makes one.")
     else:
         _show_queues(status.queues, out)
-    for name in unserved(status.queues, status.workers):
-        out.line(f"No worker serves queue {short(name)}. {START_ONE}", "warning")
+    _show_unserved(unserved(status.queues, status.workers), out)
     out.line()
     _show_workers(status.workers, out)
     out.line()
@@ -107,6 +111,14 @@ def _show(status: Status, out: Output) -> None:
     )
 
 
+def _show_unserved(names: list[str], out: Output) -> None:
+    for name in names[:MOST_UNSERVED]:
+        out.line(f"No worker serves queue {short(name)}. {START_ONE}", "warning")
+    if len(names) > MOST_UNSERVED:
+        more = len(names) - MOST_UNSERVED
+        out.line(f"Nor {more:,} more queues, which --json names.", "warning")
+
+
 def _until(due: Any, status: Status) -> str:
     seconds = (due - status.now).total_seconds()
     if seconds < 0:
@@ -114,9 +126,16 @@ def _until(due: Any, status: Status) -> str:
     return f"in {duration(seconds)}"
 
 
+def _busiest(queues: list[QueueStatus]) -> list[QueueStatus]:
+    """Return the queues that are shown, by name: those with the most jobs to do, or dead letters."""
+    by_weight = sorted(queues, key=lambda q: q.unfinished + q.counts.get(State.DEAD, 0))
+    return sorted(by_weight[-MOST_SHOWN:], key=lambda queue: queue.name)
+
+
 def _show_queues(queues: list[QueueStatus], out: Output) -> None:
+    shown = _busiest(queues)
     rows = [
-        [short(queue.name), *(queue.counts.get(state, 0) for state in HEADINGS)] for queue in queues
+        [short(queue.name), *(queue.counts.get(state, 0) for state in HEADINGS)] for queue in shown
     ]
     if len(queues) > 1:
         sums = [sum(queue.counts.get(state, 0) for queue in queues) for state in HEADINGS]
@@ -134,9 +153,12 @@ def _show_queues(queues: list[QueueStatus], out: Output) -> None:
                 "strict" if queue.aging_seconds is None else f"{queue.aging_seconds:g} s",
                 f"paused {queue.paused_at:%m-%d %H:%M}" if queue.paused_at else "open",
             ]
-            for queue in queues
+            for queue in shown
         ],
     )
+    if len(queues) > len(shown):
+        more = len(queues) - len(shown)
+        out.line(f"The {len(shown)} queues with the most to do; {more:,} more with --json.")
 
 
 def _use(used: int, limit: int | None) -> str:
@@ -150,6 +172,9 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
     if not workers:
         out.line("No worker is running. Start one with manage.py runworker.")
         return
+    more = len(workers) - MOST_SHOWN
+    if more > 0:
+        workers = sorted(workers, key=_is_well)[:MOST_SHOWN]
     out.table(
         ["worker", "host", "pid", "slots", "held", "heartbeat", "state"],
         [
@@ -166,6 +191,15 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
         ],
     )
     _show_served(workers, out)
+    if more > 0:
+        out.line(f"Those in trouble first; {more:,} more workers with --json.")
+
+
+def _is_well(worker: WorkerStatus) -> bool:
+    """Say whether a worker may be left out: those in trouble, or under an order, come first."""
+    row = worker.row
+    late = worker.heartbeat_age_seconds > SILENT_SECONDS
+    return row.stopped_at is not None or not (row.stop_reason or row.ordered or late)
 
 
 def _show_served(workers: list[WorkerStatus], out: Output) -> None:

@@ -107,6 +107,24 @@ def test_a_queue_that_a_worker_leaves_out_is_not_served_by_it(relay: Relay) -> N
     assert (worker["queues"], worker["exclude_queues"]) == ([], ["mail", "slow"])
 
 
+def test_the_tables_are_bounded_and_what_matters_stays(relay: Relay) -> None:
+    for n in range(60):
+        actions.enqueue(queue=f"q{n:02}")
+    actions.enqueue(queue="q07")
+    for n in range(60):
+        worker = actions.register(name=f"w{n:02}", queues=["q00"])
+    actions.do(actions.store.heartbeat, worker, actions.store.Totals(), "cannot claim jobs")
+    answer = relay("status")
+    assert "The 50 queues with the most to do; 10 more with --json." in answer.text
+    assert "q07" in answer.text
+    assert "Nor 39 more queues" in answer.text
+    assert "hindered: cannot claim jobs" in answer.text
+    assert "10 more workers with --json." in answer.text
+    assert answer.text.count("\n") < 300
+    data = relay("status", "--json").data
+    assert (len(data["queues"]), len(data["workers"])) == (60, 60)
+
+
 def test_empty_queue_says_what_to_do(relay: Relay) -> None:
     text = relay("status").text
     assert "There is no queue yet" in text
