@@ -12,11 +12,11 @@ from relay_queue.cli.output import duration, short
 from relay_queue.models import Worker
 from relay_queue.query import status
 from relay_queue.query.status import (
-    SILENT_SECONDS,
     QueueStatus,
     Status,
     WorkerStatus,
     excluded_by,
+    most_urgent,
     queues_of,
     unserved,
 )
@@ -173,8 +173,7 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
         out.line("No worker is running. Start one with manage.py runworker.")
         return
     more = len(workers) - MOST_SHOWN
-    if more > 0:
-        workers = sorted(workers, key=_is_well)[:MOST_SHOWN]
+    workers = most_urgent(workers, MOST_SHOWN)
     out.table(
         ["worker", "host", "pid", "slots", "held", "heartbeat", "state"],
         [
@@ -193,13 +192,6 @@ def _show_workers(workers: list[WorkerStatus], out: Output) -> None:
     _show_served(workers, out)
     if more > 0:
         out.line(f"Those in trouble first; {more:,} more workers with --json.")
-
-
-def _is_well(worker: WorkerStatus) -> bool:
-    """Say whether a worker may be left out: those in trouble, or under an order, come first."""
-    row = worker.row
-    late = worker.heartbeat_age_seconds > SILENT_SECONDS
-    return row.stopped_at is not None or not (row.stop_reason or row.ordered or late)
 
 
 def _show_served(workers: list[WorkerStatus], out: Output) -> None:

@@ -239,6 +239,17 @@ def workers(now: datetime) -> list[WorkerStatus]:
     ]
 
 
+def most_urgent(workers: list[WorkerStatus], most: int) -> list[WorkerStatus]:
+    """Return at most so many workers: as they are, or those in trouble or under an order first."""
+    return workers if len(workers) <= most else sorted(workers, key=_is_well)[:most]
+
+
+def _is_well(worker: WorkerStatus) -> bool:
+    row = worker.row
+    silent = worker.heartbeat_age_seconds > SILENT_SECONDS
+    return row.stopped_at is not None or not (row.stop_reason or row.ordered or silent)
+
+
 def queues_of(row: Worker) -> list[str]:
     """Return the queues that a worker names; empty if it serves all, or all but some."""
     return row.queues.split(",") if row.queues and row.queues[0] != "," else []

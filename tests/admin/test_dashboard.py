@@ -20,7 +20,7 @@ from relay_queue.admin.dashboard import attention, panels
 from relay_queue.models import Dashboard
 from relay_queue.query import status
 from relay_queue.query.status import Overview
-from relay_queue.states import State
+from relay_queue.states import State, WorkerOrder
 from tests.store import actions
 
 pytestmark = pytest.mark.django_db
@@ -347,6 +347,19 @@ def test_an_overview_of_another_database_does_not_serve(
     monkeypatch.setitem(connection.settings_dict, "NAME", "another")
     text(admin)
     assert len(read) == 2
+
+
+def test_hundreds_of_workers_make_a_bounded_page_and_those_in_trouble_are_on_it(
+    admin: Client,
+) -> None:
+    for n in range(120):
+        last = actions.register(name=f"w{n:03}")
+    actions.do(store.order_workers, [last], WorkerOrder.QUIET)
+    page = text(admin)
+    rows = re.findall(r"w\d\d\d</a>", page)
+    assert (len(rows), rows[0]) == (50, "w119</a>")
+    assert "Those in trouble first; 70 more." in page
+    assert '<a href="/admin/relay_queue/worker/">All workers</a>' in page
 
 
 def test_thousands_of_queues_make_a_bounded_page_that_leads_to_the_search(

@@ -22,6 +22,7 @@ from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.logs import get_logger
 from relay_queue.models import Dashboard, Job, Queue, Worker
+from relay_queue.quantities import number
 from relay_queue.query import status
 from relay_queue.query.history import Histogram
 from relay_queue.query.status import Overview
@@ -131,7 +132,10 @@ def _timing(key: str, title: str, histogram: Histogram) -> dict[str, Any]:
 def _workers(found: Overview, links: Links) -> dict[str, Any]:
     live = [worker for worker in found.workers if worker.row.stopped_at is None]
     stopped = [worker for worker in found.workers if worker.row.stopped_at is not None]
+    more = len(live) - panels.MOST_WORKERS
     return {
-        "workers": panels.worker_rows(live, links),
+        "workers": panels.worker_rows(status.most_urgent(live, panels.MOST_WORKERS), links),
+        "more_workers": number(more) if more > 0 else "",
+        "all_workers": links.workers(),
         "stopped_workers": panels.worker_rows(stopped, links),
     }

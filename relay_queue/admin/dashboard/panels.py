@@ -31,6 +31,7 @@ STACKED: Final = (State.RUNNING, State.READY, State.RETRYING, State.SCHEDULED)
 """The states in a queue's bar, from the left: what runs, what can run, what runs later."""
 
 MOST_QUEUES: Final = 50
+MOST_WORKERS: Final = 50
 """Queues of the table. With thousands of rows a refresh would be megabytes, for each open tab."""
 
 PERCENTILES: Final = (50, 95, 99)
