@@ -116,7 +116,7 @@ def _show_unserved(names: list[str], out: Output) -> None:
         out.line(f"No worker serves queue {short(name)}. {START_ONE}", "warning")
     if len(names) > MOST_UNSERVED:
         more = len(names) - MOST_UNSERVED
-        out.line(f"Nor {more:,} more queues, which --json names.", "warning")
+        out.line(f"No worker serves {more:,} more queues, either; --json names them.", "warning")
 
 
 def _until(due: Any, status: Status) -> str:

@@ -32,7 +32,7 @@ STACKED: Final = (State.RUNNING, State.READY, State.RETRYING, State.SCHEDULED)
 
 MOST_QUEUES: Final = 50
 MOST_WORKERS: Final = 50
-"""Queues of the table. With thousands of rows a refresh would be megabytes, for each open tab."""
+"""Rows of the tables of queues and workers. With thousands of rows a refresh would be megabytes, for each open tab."""
 
 PERCENTILES: Final = (50, 95, 99)
 
