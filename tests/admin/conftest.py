@@ -18,7 +18,7 @@ WITHOUT_CHROMIUM = (
     "The tests of the console drive Chromium, and there is no program `chromium` on the PATH."
     " Install it (on Debian: apt-get install chromium), or leave these tests out: -m 'not browser and not torture'."
 )
-PATIENCE_MILLISECONDS = 30_000
+PATIENCE_MILLISECONDS = 120_000
 REFUSED = "the server responded with a status of"
 """Part of what Chromium prints for an answer of 400 and above; the answer itself is judged."""
 

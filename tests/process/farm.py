@@ -203,6 +203,10 @@ class Farm(Project):
         )
         return Lease.objects.get(pk=lease_id)
 
+    def wait_logged(self, process: subprocess.Popen[bytes], text: str) -> None:
+        """Wait until a process has written a line: a thread of its own writes, a moment later."""
+        wait_until(lambda: text in self.log(process), message=lambda: self.log(process))
+
     def wait_finished(self, timeout: float = 90) -> None:
         """Wait until every job is in a terminal state."""
         unfinished = Job.objects.filter(finished_at=None)

@@ -82,7 +82,7 @@ def test_after_an_io_error_the_process_is_replaced_and_leases_decide(
     farm.make("go")
     wait_until(lambda: not is_alive(first), message=lambda: farm.log(workers))
     os.unlink(farm.file("fault"))
-    assert "Nobody knows what was committed" in farm.log(workers)
+    farm.wait_logged(workers, "Nobody knows what was committed")
     assert farm.wait_state(running, "succeeded").attempt == 2
     assert farm.outcomes(running) == ["lost", "acked"]
     # Its ack was not committed, or was: the ledger and the runs agree on it either way.
@@ -255,7 +255,7 @@ def test_a_worker_stopped_with_the_writer_in_hand_is_killed_and_holds_up_nobody_
     for job in jobs:
         assert farm.wait_state(job, "succeeded").attempt == 1
     assert not is_alive(first)
-    assert "it holds the database's writer gate" in farm.log(frozen)
+    farm.wait_logged(frozen, "it holds the database's writer gate")
 
 
 # --- Signals and names --------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_an_owner_that_begins_late_counts_nothing_and_is_refused(farm: Farm, cou
     farm.wait_finished()
     farm.make("go")
     assert late.wait(60) == 0, farm.log(late)
-    assert "release False NotBegun: the lease ended" in farm.log(late)
+    farm.wait_logged(late, "release False NotBegun: the lease ended")
     assert value() == 1
     assert_exactly_once(1)
     first, second = Lease.objects.order_by("pk")

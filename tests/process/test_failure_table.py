@@ -324,7 +324,7 @@ def test_f14_workers_start_although_another_program_holds_the_lock(farm: Farm) -
     job = farm.enqueue(chores.note)
     with writer_taken(farm):
         workers = farm.spawn(*farm.command(processes=2))
-        wait_until(lambda: "Relay" in farm.log(workers))
+        farm.wait_logged(workers, "Relay")
         time.sleep(5)
         assert workers.poll() is None, farm.log(workers)
     farm.wait_state(job, "succeeded")

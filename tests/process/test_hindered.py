@@ -92,7 +92,7 @@ def test_what_is_refused_is_forgotten_once_there_is_nothing_left_of_it(farm: Far
         wait_until(lambda: "cannot wake jobs" in reason())
         farm.do(store.cancel, [job])
         wait_until(lambda: reason() == "")
-        wait_until(lambda: "Can wake jobs again" in farm.log(workers))
+        farm.wait_logged(workers, "Can wake jobs again")
 
 
 @on_each_engine
@@ -112,7 +112,7 @@ def test_a_table_that_is_away_for_a_while_condemns_nothing(farm: Farm) -> None:
     run(f"ALTER TABLE {LEASES} RENAME TO elsewhere")
     try:
         jobs = [farm.enqueue(chores.note) for _ in range(10)]
-        wait_until(lambda: "Cannot read the tables" in farm.log(workers))
+        farm.wait_logged(workers, "Cannot read the tables")
     finally:
         run(f"ALTER TABLE elsewhere RENAME TO {LEASES}")
     assert_all_succeeded_at_once(farm, jobs)

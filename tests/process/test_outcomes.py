@@ -89,7 +89,7 @@ def test_a_worker_that_must_leave_with_outcomes_says_which_jobs_run_again(farm: 
         farm.wait_runs(job, word="ended")
         workers.terminate()
         workers.wait()
-    assert f"The outcomes of 1 jobs could not be written: {job}." in farm.log(workers)
+    farm.wait_logged(workers, f"The outcomes of 1 jobs could not be written: {job}.")
     farm.work()
     farm.wait_state(job, "succeeded")
     assert farm.outcomes(job) == ["lost", "acked"]
@@ -134,5 +134,5 @@ def test_jobs_for_which_the_system_gives_no_thread_go_back_and_none_hangs(farm: 
     for job in [*jobs, *coroutines]:
         assert farm.wait_state(job, "succeeded").attempt == 1
         assert set(farm.outcomes(job)) <= {"unrun", "acked"}
-    assert "No thread for another slot" in farm.log(workers)
-    assert "No thread for coroutines" in farm.log(workers)
+    farm.wait_logged(workers, "No thread for another slot")
+    farm.wait_logged(workers, "No thread for coroutines")

@@ -65,9 +65,9 @@ def test_a_worker_that_is_replaced_while_the_server_is_away_waits_as_long_as_it_
     connection.close()
     fragile_server.stop("fast")
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: "by SIGKILL" in farm.log(supervisor), message=lambda: farm.log(supervisor))
+    farm.wait_logged(supervisor, "by SIGKILL")
     # Its second word comes ten seconds later: ten times as long as a start may take.
-    wait_until(lambda: "s so far" in farm.log(supervisor), message=lambda: farm.log(supervisor))
+    farm.wait_logged(supervisor, "s so far")
     fragile_server.start()
     reconnect()
     jobs = [farm.enqueue(chores.wait, farm.file("go")) for _ in range(8)]  # all slots of both

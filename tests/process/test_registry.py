@@ -20,6 +20,6 @@ def test_a_worker_whose_row_is_deleted_is_registered_again_and_goes_on(farm: Far
     after = Worker.objects.get()
     kept = ("id", "incarnation", "pid", "lock_inode", "session_lock", "version")
     assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
-    assert "was deleted; registering again" in farm.log(workers)
+    farm.wait_logged(workers, "was deleted; registering again")
     assert "alive, heartbeat" in farm.manage("relay", "doctor", check=False).stdout
     farm.wait_state(farm.enqueue(chores.note), "succeeded")

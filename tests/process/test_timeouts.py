@@ -60,7 +60,7 @@ def test_a_process_with_no_usable_slot_is_replaced(farm: Farm) -> None:
         farm.wait_state(job, "succeeded")
         assert farm.outcomes(job) == ["timed_out", "acked"]
     assert all(run.pid != first for run in farm.runs(word="ended"))
-    assert "Every slot is held by a function that does not end" in farm.log(workers)
+    farm.wait_logged(workers, "Every slot is held by a function that does not end")
 
 
 def test_a_replaced_process_is_known_to_have_ended(farm: Farm) -> None:
@@ -104,7 +104,7 @@ def test_a_function_that_keeps_the_writer_ends_its_process_and_not_the_project(f
     farm.wait_runs(job, word="holds")
     assert farm.wait_state(job, "succeeded").attempt == 2
     assert farm.outcomes(job) == ["lost", "acked"]
-    assert "has held the writer for" in farm.log(workers)
+    farm.wait_logged(workers, "has held the writer for")
     assert first not in farm.workers()
 
 
