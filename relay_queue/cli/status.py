@@ -15,6 +15,7 @@ from relay_queue.query.status import (
     QueueStatus,
     Status,
     WorkerStatus,
+    busiest,
     excluded_by,
     most_urgent,
     queues_of,
@@ -43,7 +44,6 @@ HEADINGS = {
 
 SHORTEST_PAUSE_SECONDS = 0.1
 """The shortest pause of ``--watch``; without one it would only load the database."""
-
 
 MOST_SHOWN = 50
 """Queues, and workers, in a table; ``--json`` has all."""
@@ -126,14 +126,8 @@ def _until(due: Any, status: Status) -> str:
     return f"in {duration(seconds)}"
 
 
-def _busiest(queues: list[QueueStatus]) -> list[QueueStatus]:
-    """Return the queues that are shown, by name: those with the most jobs to do, or dead letters."""
-    by_weight = sorted(queues, key=lambda q: q.unfinished + q.counts.get(State.DEAD, 0))
-    return sorted(by_weight[-MOST_SHOWN:], key=lambda queue: queue.name)
-
-
 def _show_queues(queues: list[QueueStatus], out: Output) -> None:
-    shown = _busiest(queues)
+    shown = busiest(queues, MOST_SHOWN)
     rows = [
         [short(queue.name), *(queue.counts.get(state, 0) for state in HEADINGS)] for queue in shown
     ]

@@ -239,6 +239,12 @@ def workers(now: datetime) -> list[WorkerStatus]:
     ]
 
 
+def busiest(queues: list[QueueStatus], most: int) -> list[QueueStatus]:
+    """Return at most so many queues, by name: those with the most jobs to do, or dead letters."""
+    by_weight = sorted(queues, key=lambda q: q.unfinished + q.counts.get(State.DEAD, 0))
+    return sorted(by_weight[-most:], key=lambda queue: queue.name)
+
+
 def most_urgent(workers: list[WorkerStatus], most: int) -> list[WorkerStatus]:
     """Return at most so many workers: as they are, or those in trouble or under an order first."""
     return workers if len(workers) <= most else sorted(workers, key=_is_well)[:most]

@@ -22,6 +22,7 @@ from relay_queue.query.status import (
     Overview,
     QueueStatus,
     WorkerStatus,
+    busiest,
     excluded_by,
     queues_of,
 )
@@ -96,21 +97,16 @@ def queues(overview: Overview, links: Links) -> dict[str, object]:
     Of more than ``MOST_QUEUES`` those are shown that have the most jobs to do, or dead letters.
     """
     done = overview.hour.queues
-    shown = sorted(overview.queues, key=_weight, reverse=True)[:MOST_QUEUES]
+    shown = busiest(overview.queues, MOST_QUEUES)
     largest = max((queue.unfinished for queue in shown), default=0)
     more = len(overview.queues) - len(shown)
     return {
         "queues": [
-            _queue_row(queue, done.get(queue.name, Tally()), largest, links)
-            for queue in sorted(shown, key=lambda queue: queue.name)
+            _queue_row(queue, done.get(queue.name, Tally()), largest, links) for queue in shown
         ],
         "more_queues": number(more) if more else "",
         "all_queues": links.queues(),
     }
-
-
-def _weight(queue: QueueStatus) -> int:
-    return queue.unfinished + queue.counts.get(State.DEAD, 0)
 
 
 def totals(overview: Overview, links: Links) -> list[SafeString]:
