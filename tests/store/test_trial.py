@@ -227,3 +227,33 @@ def test_where_no_sound_job_can_be_made_only_one_that_went_the_same_way_proves_a
         _, trial = settle_in_trial(*settlements(*WAYS), told)
     assert (trial.faults, actions.state(bad.job_id)) == ({}, "dead")
     actions.assert_counters_exact()
+
+
+def test_where_no_sound_job_can_be_made_another_claim_proves_a_row_bad() -> None:
+    bad = actions.enqueue()
+    with refusing("INSERT", JOBS), refusing("INSERT", LEASES, f"new.job_id = {bad}"):
+        claims, trial = claim()
+    assert (claims, list(trial.faults), states()) == ([], ["claim jobs"], ["ready"])
+    good = actions.enqueue()
+    with refusing("INSERT", JOBS), refusing("INSERT", LEASES, f"new.job_id = {bad}"):
+        claims, trial = claim()
+    assert ([each.job_id for each in claims], trial.faults) == ([good], {})
+    assert states() == ["dead", "running"]
+    actions.assert_counters_exact()
+
+
+@pytest.mark.parametrize("attempts", [1, 5])
+def test_where_no_sound_job_can_be_made_only_a_lost_job_of_the_same_way_proves_a_row_bad(
+    attempts: int, wall: Wall
+) -> None:
+    bad, other = actions.enqueue(max_attempts=5), actions.enqueue(max_attempts=attempts)
+    assert len(actions.claim(2)) == 2
+    wall.advance(3600)
+    refused = f"new.id = {bad} AND new.state <> 'dead'"
+    with refusing("INSERT", JOBS), refusing("UPDATE", JOBS, refused):
+        ended, trial = recover()
+    assert [each.job_id for each in ended] == [other]
+    proven = attempts == 5  # else the other went dead, and this one would be ready again
+    assert actions.state(bad) == ("dead" if proven else "running")
+    assert list(trial.faults) == ([] if proven else ["recover jobs"])
+    actions.assert_counters_exact()

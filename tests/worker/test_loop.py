@@ -15,10 +15,11 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from psycopg.errors import DiskFull, IoError, LockNotAvailable
 
-from relay_queue import clock
+from relay_queue import clock, store
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.query import looks
 from relay_queue.query.status import excluded_by
+from relay_queue.states import WorkerOrder
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import loop as module
@@ -28,9 +29,9 @@ from relay_queue.worker.database import EXIT_UNKNOWN
 from relay_queue.worker.identity import register
 from relay_queue.worker.loop import HAND_OVER_SECONDS, Loop
 from relay_queue.worker.options import DRAIN, QUIT, READY, WorkerOptions
-from relay_queue.worker.plan import Done, Plan
+from relay_queue.worker.plan import CLAIM, PROMOTE, RECOVER, Done, Plan
 from relay_queue.worker.tick import tick
-from relay_queue.worker.waiting import Waiting, Woken
+from relay_queue.worker.waiting import Orders, Waiting, Woken
 from tests import tasks
 from tests.conftest import wait_until
 from tests.store import actions
@@ -416,6 +417,61 @@ def test_it_claims_no_more_at_a_ring_than_it_may(played: Played) -> None:
 
     played.run(turns, max_jobs=1)
     assert states()[1:] == ["succeeded", "ready"]
+
+
+def test_a_tick_behind_a_failed_read_has_a_new_connection(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale: list[bool] = []
+    check = looks.ready_queues
+
+    def fail() -> set[str]:
+        monkeypatch.setattr(looks, "ready_queues", check)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nothing FROM nowhere")
+        raise AssertionError("the statement has failed")
+
+    def ticking(plan: Plan) -> Done:
+        stale.append(played.loop.database._stale)
+        return tick(plan)
+
+    def turns() -> Iterator[Woken]:
+        played.loop.pace.claims_on_ring = False
+        played.loop.timers.write_soon()
+        monkeypatch.setattr(looks, "ready_queues", fail)
+        monkeypatch.setattr(module, "tick", ticking)
+        yield Woken(rung=True)
+        assert played.loop.failures.hindrance
+        assert stale == [False]
+
+    played.run(turns)
+
+
+def test_a_worker_whose_row_is_deleted_keeps_its_order() -> None:
+    worker_id = actions.register()
+    orders = Orders(worker_id)
+    actions.do(store.order_workers, [worker_id], WorkerOrder.QUIET)
+    assert (orders.read(), orders.quiet) == (True, True)
+    Worker.objects.all().delete()
+    assert (orders.read(), orders.quiet) == (False, True)
+
+
+@pytest.mark.parametrize(("quiet", "overdue"), [(False, False), (True, False), (False, True)])
+def test_a_probe_tells_which_steps_have_nothing_to_do(
+    played: Played, quiet: bool, overdue: bool
+) -> None:
+    def turns() -> Iterator[Woken]:
+        yield Woken()
+        played.loop.orders.current = WorkerOrder.QUIET if quiet else ""
+        played.loop.timers.overdue = overdue
+        steps = played.loop._nothing_to_do()
+        assert (CLAIM in steps, RECOVER in steps, PROMOTE in steps) == (
+            quiet,
+            not overdue,
+            not overdue,
+        )
+
+    played.run(turns)
 
 
 # --- told to stop -----------------------------------------------------------------------------

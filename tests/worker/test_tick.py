@@ -17,9 +17,9 @@ from relay_queue.models import Job, Lease, QueueMinute, Worker
 from relay_queue.store.records import Claim, Settlement
 from relay_queue.worker import tick as module
 from relay_queue.worker.attempt import Attempt
-from relay_queue.worker.plan import Plan
+from relay_queue.worker.plan import CLAIM, COUNT, PROMOTE, RENEW, SETTLE, Done, Plan
 from relay_queue.worker.stats import Stats
-from relay_queue.worker.tick import tick
+from relay_queue.worker.tick import passed, tick
 from tests.store import actions
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -249,3 +249,14 @@ def test_a_tick_waits_no_longer_than_a_slice_for_the_writer(
         done.set()
         holder.join()
     assert tick(plan(worker_id)).claims == []
+
+
+def test_a_step_with_nothing_left_to_do_has_passed_and_one_that_was_not_tried_has_not(
+    worker_id: int,
+) -> None:
+    idle = plan(worker_id)
+    assert passed(idle, Done()) == {SETTLE, RENEW}
+    assert passed(idle, Done(faults={SETTLE: ValueError()})) == {RENEW}
+    busy = plan(worker_id, stats=Stats())
+    done = Done(asked=1, tried={PROMOTE}, faults={PROMOTE: ValueError()})
+    assert passed(busy, done) == {SETTLE, RENEW, CLAIM, COUNT}
