@@ -172,6 +172,17 @@ def test_tests_that_print_no_summary_fail_the_run(checkout: Path) -> None:
     assert lines[-1] == "===== no tests ran in 0.00s ====="
 
 
+def test_a_summary_is_that_of_the_python_whose_tests_printed_it(checkout: Path) -> None:
+    # The first of the runs prints none, as one that does not end in its time.
+    once = "if [ -e begun ]; then echo '===== 3 passed in 1.50s ====='; else touch begun; fi"
+    status, lines = run(checkout, test=once)
+    assert status == 1
+    (without,) = [line for line in lines if line.startswith("FAILED: no test summary on ")]
+    silent = without.removeprefix("FAILED: no test summary on ")
+    told = [line for line in lines if line.endswith(": ===== 3 passed in 1.50s =====")]
+    assert not any(line.startswith(f"{silent}:") for line in told)
+
+
 def test_environment_that_cannot_be_made_fails_the_run(checkout: Path) -> None:
     status, lines = run(checkout, setup="exit 1")
     assert status == 1
