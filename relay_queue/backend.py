@@ -127,19 +127,9 @@ class RelayBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         _require_parameters(alias, params)
         super().__init__(alias, params)
-        unknown = sorted(map(str, set(self.options) - set(self.known_options)))
-        if unknown:
-            raise InvalidTaskBackend(
-                f"TASKS[{alias!r}]['OPTIONS'] has {', '.join(unknown)}; "
-                f"{type(self).__name__} knows {', '.join(self.known_options)}."
-            )
         asked: object = self.options.get("enqueue_on_commit", False)
-        if not isinstance(asked, bool | str):
-            raise InvalidTaskBackend(
-                f"TASKS[{alias!r}]['OPTIONS']['enqueue_on_commit'] is {asked!r}; use True, which "
-                f"means {DEFAULT_DB_ALIAS!r}, or an alias of DATABASES."
-            )
-        self._rows_in = DEFAULT_DB_ALIAS if asked is True else asked or None
+        # Another kind of value is told by `check`: the project's modules must load until then.
+        self._rows_in: Any = DEFAULT_DB_ALIAS if asked is True else asked or None
         self._remembered: dict[Hashable, _TaskOptions] = {}
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -147,35 +137,55 @@ class RelayBackend(BaseTaskBackend):
         if not apps.is_installed("relay_queue"):
             message = f"TASKS[{self.alias!r}] uses Relay, which is not in INSTALLED_APPS."
             return [checks.Error(message, hint=INSTALL, id="relay_queue.E007")]
-        given = {name: self.options[name] for name in OF_JOBS if name in self.options}
         try:
-            queue = next(iter(conf.get().queues or ["default"]))
-            store.job_options(task=self.alias, backend=self.alias, queue=queue, **given)
-            self._require_payload_limit(self.options.get("max_payload_bytes"))
-            if self._rows_in is not None and self._rows_in not in connections.settings:
-                raise InvalidJob(f"enqueue_on_commit is {self._rows_in!r}, not in DATABASES")
+            self._require_options()
         except ConfigurationError:
             return []  # relay_queue.E001 says so
         except InvalidJob as error:
-            message = f"TASKS[{self.alias!r}]['OPTIONS'] is not usable: {error}."
             hint = "Correct it, or leave it out: every option has a default."
-            return [checks.Error(message, hint=hint, id="relay_queue.E006")]
+            return [checks.Error(f"{error}.", hint=hint, id="relay_queue.E006")]
         return []
+
+    def _require_options(self) -> None:
+        """Raise `InvalidJob` if ``OPTIONS`` have a name or a value that no task could use."""
+        given = {name: self.options[name] for name in OF_JOBS if name in self.options}
+        try:
+            self._require_known_options()
+            queue = next(iter(conf.get().queues or ["default"]))
+            store.job_options(task=self.alias, backend=self.alias, queue=queue, **given)
+            self._require_payload_limit(self.options.get("max_payload_bytes"))
+        except InvalidJob as error:
+            raise InvalidJob(f"TASKS[{self.alias!r}]['OPTIONS'] is not usable: {error}") from error
+
+    def _require_known_options(self) -> None:
+        unknown = sorted(map(str, set(self.options) - set(self.known_options)))
+        if unknown:
+            raise InvalidJob(
+                f"it has {', '.join(unknown)}; {type(self).__name__} knows "
+                f"{', '.join(self.known_options)}"
+            )
+        rows = self._rows_in
+        if rows is not None and (not isinstance(rows, str) or rows not in connections.settings):
+            raise InvalidJob(
+                f"enqueue_on_commit is {shown(rows)}; use True, which means {DEFAULT_DB_ALIAS!r}, "
+                "or an alias of DATABASES"
+            )
 
     def validate_task(self, task: AnyTask) -> None:
         """Raise the framework's ``InvalidTask`` if the task or an option of it is not usable.
 
         ``using`` makes a task, which the framework validates. Of a task like one that has passed,
-        only the options of the call are looked at. While ``RELAY`` is unusable, its limits are
-        unknown: ``check`` must get to say so (E001), though the URLconf imports tasks, and an enqueue
-        raises `ConfigurationError`.
+        only the options of the call are looked at. While ``RELAY`` or ``OPTIONS`` are unusable, the
+        limits are unknown: ``check`` must get to say so (E001, E006), though the URLconf imports
+        tasks, and an enqueue raises.
         """
         try:
-            conf.get()
-        except ConfigurationError:
+            known = self._recall(task)
+            if known is None:
+                self._require_options()
+        except (ConfigurationError, InvalidJob):
             super().validate_task(task)
             return
-        known = self._recall(task)
         if known is None or not known.validated or not _has_usable_call(task):
             self._validate_all(task)
             self._remember(task, validated=True)
@@ -320,8 +330,10 @@ class RelayBackend(BaseTaskBackend):
         """Return the options of a task that a worker will find. Raises `UnknownTask` otherwise."""
         _require_installed(self.alias)
         known = self._recall(task)
-        if known is None and not self._owns(task):
-            self.validate_task(task)  # else its own alias did, when the task was made
+        if known is None:
+            self._require_options()
+            if not self._owns(task):
+                self.validate_task(task)  # else its own alias did, when the task was made
         resolve(task.module_path, self.alias)
         if known is None:
             known = self._remember(task, validated=False)

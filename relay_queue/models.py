@@ -93,6 +93,8 @@ class Job(models.Model):
     backoff_max_seconds = models.FloatField(_("back-off limit"))
     backoff_jitter = models.CharField(_("back-off jitter"), max_length=4)
     available_at = models.DateTimeField(_("available at"))
+    # What the call asked for. ``available_at`` begins there, and each retry moves it.
+    run_after = models.DateTimeField(_("run after"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"))
     started_at = models.DateTimeField(_("first started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)

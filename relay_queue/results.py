@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Final, overload
 
 from relay_queue import conf, payload, validation
 from relay_queue.compat import (
@@ -36,6 +36,9 @@ STATUSES: Final[dict[str, TaskResultStatus]] = {
 
 MOST_ATTEMPTS: Final = 100
 """Attempts that a result tells of, the newest ones: a job may have a hundred thousand."""
+
+OF_CALLS: Final = ("idempotency_key", "run_after")
+"""What a call may say besides its arguments, of what the table keeps."""
 
 MOST_LEASES: Final = 1000
 """Leases among which they are looked for: those that were not charged are passed over."""
@@ -97,7 +100,7 @@ def stored_result(result_id: str) -> AnyResult:
         raise TaskResultDoesNotExist(result_id)
     try:
         newest = list(job.leases.select_related("worker").order_by("-id")[:MOST_ATTEMPTS])
-        options = _call_options(job, leased_once=len(newest) < 2)
+        options = {name: value for name in OF_CALLS if (value := getattr(job, name)) is not None}
         task = as_enqueued(job.task, job.backend, job.queue, job.priority, **options)
         args, kwargs = payload.decode(job.payload)
     except (UnknownTask, PayloadError) as error:
@@ -169,18 +172,6 @@ class EnqueuedResults(Sequence[AnyResult]):
             entry = self._enqueued[index]
             note_enqueued(result, entry._replace(created=entry.created and not self._stored))
         return result
-
-
-def _call_options(job: Job, *, leased_once: bool) -> dict[str, Any]:
-    """Return what the call of a job said besides its arguments, as far as the table knows it."""
-    options: dict[str, Any] = {}
-    if job.idempotency_key is not None:
-        options["idempotency_key"] = job.idempotency_key
-    # A second attempt has moved it: then it is when that was due.
-    once = leased_once and job.state not in {State.RETRYING, State.SCHEDULED, State.READY}
-    if (once or job.started_at is None) and job.available_at > job.created_at:
-        options["run_after"] = job.available_at
-    return options
 
 
 def _job_id(result_id: str) -> int:

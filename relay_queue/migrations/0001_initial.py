@@ -161,6 +161,10 @@ class Migration(migrations.Migration):
                 ("backoff_max_seconds", models.FloatField(verbose_name="back-off limit")),
                 ("backoff_jitter", models.CharField(max_length=4, verbose_name="back-off jitter")),
                 ("available_at", models.DateTimeField(verbose_name="available at")),
+                (
+                    "run_after",
+                    models.DateTimeField(blank=True, null=True, verbose_name="run after"),
+                ),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "started_at",

@@ -40,6 +40,7 @@ COLUMNS = (
     "backoff_max_seconds",
     "backoff_jitter",
     "available_at",
+    "run_after",
     "created_at",
 )
 
@@ -66,7 +67,8 @@ INSERT_IF_STILL = f"""
 
 COLUMN_CASTS = (
     *("text", "text", "text", "text", "bigint", "text", "smallint", "bigint", "text", "int"),
-    *("float8", "float8", "float8", "float8", "text", "timestamptz", "timestamptz"),
+    *("float8", "float8", "float8", "float8", "text"),
+    *("timestamptz", "timestamptz", "timestamptz"),
 )
 
 FIND_KEYS = """
@@ -296,6 +298,7 @@ def _place(tx: Transaction, options: JobOptions, limits: QueueLimits) -> _Place:
         options.backoff.max_seconds,
         options.backoff.jitter,
         tx.dialect.to_db(available_at) if deferred else tx.now_db,
+        None if options.run_after is None else tx.dialect.to_db(options.run_after),
         tx.now_db,
     )
 

@@ -14,11 +14,12 @@ from django.core.management.base import SystemCheckError
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from relay_queue import enqueue_many
 from relay_queue.backend import RelayBackend
 from relay_queue.backoff import Backoff
 from relay_queue.compat import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
 from relay_queue.compat import task as frameworks_task
-from relay_queue.exceptions import PayloadError
+from relay_queue.exceptions import InvalidJob, PayloadError
 from relay_queue.models import Job
 from relay_queue.task import RelayTask, task
 from relay_queue.testing import run_pending
@@ -185,6 +186,9 @@ def test_ten_thousand_calls_of_two_tasks_take_one_transaction_and_few_statements
         ({"max_payload_bytes": 10**12}, "max_payload_bytes"),
         ({"max_payload_bytes": True}, "max_payload_bytes"),
         ({"enqueue_on_commit": "nowhere"}, "enqueue_on_commit"),
+        ({"enqueue_on_commit": 3}, "enqueue_on_commit"),
+        ({"attempts": 5}, "it has attempts; RelayBackend knows backoff, "),
+        ({5: "attempts"}, "it has 5; RelayBackend knows backoff, "),
     ],
 )
 def test_check_names_the_option_that_no_task_could_use(
@@ -195,6 +199,12 @@ def test_check_names_the_option_that_no_task_could_use(
         assert found.id == "relay_queue.E006"
         assert "'odd'" in found.msg
         assert word in found.msg
+        # A module that defines tasks loads all the same, or `check` could not say so.
+        task = tasks.echo.using(backend="odd")
+        for refused in (lambda: task.enqueue("x"), lambda: enqueue_many([task.bind("x")])):
+            with pytest.raises(InvalidJob, match=r"'odd'.*is not usable"):
+                refused()
+        assert not Job.objects.exists()
 
 
 def test_check_has_nothing_to_say_of_good_options(aliases: Aliases, framework: ModuleType) -> None:
@@ -228,9 +238,6 @@ def test_manage_check_asks_every_backend(aliases: Aliases) -> None:
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"OPTIONS": {"attempts": 5}},
-        {"OPTIONS": {"enqueue_on_commit": 3}},
-        {"OPTIONS": {5: "attempts"}},
         {"OPTIONS": None},
         {"OPTIONS": ["attempts"]},
         {"QUEUES": "default"},
@@ -259,8 +266,8 @@ def test_a_subclass_has_options_of_its_own_beside_relays(settings: Any) -> None:
     assert backend.options["region"] == "south"
     assert backend.check() == []
     assert Job.objects.get(pk=tasks.noop.enqueue().id).max_attempts == 5
-    with pytest.raises(InvalidTaskBackend, match=r"has reigon; RegionalBackend knows .*region"):
-        tasks.noop.using(backend="wrong")
+    with pytest.raises(InvalidJob, match=r"has reigon; RegionalBackend knows .*region"):
+        tasks.noop.using(backend="wrong").enqueue()
 
 
 def test_payload_limit_of_a_task_or_an_alias_is_kept(aliases: Aliases) -> None:

@@ -14,7 +14,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.utils import timezone
 
-from relay_queue import clock, enqueue_many, store
+from relay_queue import clock, enqueue_many, requeue, store
 from relay_queue.compat import (
     AnyResult,
     InvalidTask,
@@ -251,10 +251,25 @@ def test_the_far_future_is_admitted_as_far_as_it_can_be_stored(zone: int) -> Non
         tasks.add.using(run_after=last + timedelta(seconds=1))
 
 
-def test_run_after_is_no_longer_told_when_the_job_has_run() -> None:
-    result = tasks.fail.using(run_after=timezone.now() + timedelta(hours=1)).enqueue()
-    run_pending(at=timezone.now() + timedelta(hours=2))
-    assert tasks.fail.get_result(result.id).task == tasks.fail
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_run_after_is_kept_through_retries_and_a_requeue(hours: int) -> None:
+    asked = timezone.now() + timedelta(hours=hours)
+    task = tasks.fail.using(run_after=asked)
+    result = task.enqueue()
+    for number in range(2):
+        run_pending(at=timezone.now() + timedelta(hours=2 + number))
+        assert tasks.fail.get_result(result.id).task == task
+    assert Job.objects.get(pk=result.id).available_at != asked
+    cancel(result)
+    requeue(int(result.id))
+    assert tasks.fail.get_result(result.id).task == task
+
+
+def test_a_batch_keeps_run_after_for_the_jobs_that_asked_for_it() -> None:
+    asked = timezone.now() + timedelta(hours=1)
+    results = enqueue_many([tasks.add.using(run_after=asked).bind(1), tasks.add.bind(2)])
+    results.refresh()
+    assert [result.task.run_after for result in results] == [asked, None]
 
 
 @pytest.mark.parametrize("task", [tasks.tell_history, tasks.tell_history_async])

@@ -21,7 +21,6 @@ from relay_queue.backend import MOST_REMEMBERED, RelayBackend
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     InvalidTask,
-    InvalidTaskBackend,
     TaskResultDoesNotExist,
     TaskResultMismatch,
     TaskResultStatus,
@@ -31,6 +30,7 @@ from relay_queue.compat import (
 from relay_queue.exceptions import (
     Cancelled,
     IdempotencyConflict,
+    InvalidJob,
     PayloadError,
     QueueFull,
     TimedOut,
@@ -125,9 +125,10 @@ def test_options_of_the_alias_are_defaults_that_tasks_override() -> None:
     assert (job.backoff_base_seconds, job.backoff_jitter) == (3, "full")
 
 
-def test_unknown_option_of_the_alias_is_refused() -> None:
-    with relay(OPTIONS={"attempts": 5}), pytest.raises(InvalidTaskBackend, match="attempts"):
-        task_backends["default"]
+def test_unknown_option_of_the_alias_refuses_every_enqueue() -> None:
+    with relay(OPTIONS={"attempts": 5}), pytest.raises(InvalidJob, match="it has attempts;"):
+        tasks.noop.enqueue()
+    assert not Job.objects.exists()
 
 
 def test_terms_that_a_backend_remembers_follow_the_settings() -> None:

@@ -361,6 +361,38 @@ def test_the_framework_asks_the_backends_for_their_options(settings: Any) -> Non
     assert "relay_queue.E006" in [message.id for message in django_checks.run_checks()]
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_attempts": 0}, {"attempts": 5}, {"enqueue_on_commit": 3}]
+)
+def test_check_tells_unusable_options_though_the_urlconf_imports_tasks(
+    tmp_path: Path, options: dict[str, int]
+) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from tests.settings import *\n"
+        f"TASKS['default'] = {{**TASKS['default'], 'OPTIONS': {options!r}}}\n"
+        "ROOT_URLCONF = 'odd_urls'\n"
+    )
+    (tmp_path / "odd_urls.py").write_text("import odd_chores\nurlpatterns = []\n")
+    (tmp_path / "odd_chores.py").write_text(
+        "from relay_queue.task import task\n@task(queue_name='mail')\ndef chore(): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "check"],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{tmp_path}",
+            "DJANGO_SETTINGS_MODULE": "odd",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "(relay_queue.E006) TASKS['default']['OPTIONS'] is not usable" in done.stderr
+    assert next(iter(options)) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_backend_without_its_app_is_named_by_check_and_by_enqueue(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(
         "from tests.settings import *\n"
