@@ -213,6 +213,15 @@ def resume(queue: str) -> bool:
     return store.in_transaction(lambda tx: store.resume(tx, queue))
 
 
+def delete_queue(queue: str) -> bool:
+    """Delete a queue that has no job, with its limits and its pause. False if there is none.
+
+    The next enqueue makes it again. Raises `QueueInUse` if it has jobs, finished ones included, and
+    ``OperationalError`` if another transaction uses queues for long.
+    """
+    return store.in_transaction(lambda tx: store.delete_queue(tx, queue))
+
+
 def set_limits(
     queue: str, *, capacity: int | Keep | None = KEEP, max_running: int | Keep | None = KEEP
 ) -> None:
@@ -277,6 +286,7 @@ aset_priority_many = _from_coroutines(set_priority_many)
 apause = _from_coroutines(pause)
 aresume = _from_coroutines(resume)
 aset_limits = _from_coroutines(set_limits)
+adelete_queue = _from_coroutines(delete_queue)
 
 
 def _change(operation: JobOperation, job: AnyJob, **given: int) -> None:

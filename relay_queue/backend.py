@@ -21,7 +21,7 @@ from django.apps import apps
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from relay_queue import announce, conf, payload, store, validation
+from relay_queue import announce, conf, store, validation
 from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     AnyResult,
@@ -29,7 +29,6 @@ from relay_queue.compat import (
     BaseTaskBackend,
     InvalidTask,
     InvalidTaskBackend,
-    normalize_json,
 )
 from relay_queue.exceptions import (
     ConfigurationError,
@@ -44,6 +43,7 @@ from relay_queue.store.enqueue import WAIT_STEP_SECONDS
 from relay_queue.task import (
     Call,
     RelayTask,
+    normalized,
     require_callable_with,
     require_calls,
     require_exceptions,
@@ -318,7 +318,7 @@ class RelayBackend(BaseTaskBackend):
             job = store.build_job(options.jobs, args, kwargs, key)
         except PayloadError as refusal:
             # The framework also takes text as bytes, and other kinds of sequences and mappings.
-            job = store.build_job(options.jobs, *_normalized(args, kwargs, refusal), key)
+            job = store.build_job(options.jobs, *normalized(args, kwargs, refusal), key)
         if limit is not None and len(job.payload) > limit:
             raise PayloadError(
                 f"the arguments of {task.module_path} take {len(job.payload):,} bytes of JSON, and "
@@ -371,10 +371,7 @@ class RelayBackend(BaseTaskBackend):
             "backend": self.alias,
             "priority": task.priority,
             "run_after": task.run_after,
-            "max_attempts": self._option(task, "max_attempts"),
-            "lease_seconds": self._option(task, "lease_seconds"),
-            "timeout_seconds": self._option(task, "timeout_seconds"),
-            "backoff": self._option(task, "backoff"),
+            **{name: self._option(task, name) for name in OF_JOBS},
         }
 
     def _option(self, task: AnyTask, name: str) -> Any:
@@ -461,25 +458,6 @@ def _has_usable_call(task: AnyTask) -> bool:
 
 def _is_inside_atomic() -> bool:
     return connections[conf.get().database].in_atomic_block
-
-
-def _normalized(
-    args: Sequence[Any], kwargs: Mapping[str, Any], refusal: PayloadError
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments as the framework stores them; raises ``refusal`` if it refuses them too."""
-    settings, given = conf.get(), [list(args), dict(kwargs)]
-    limits = {"max_items": settings.max_payload_bytes, "max_depth": settings.max_payload_depth}
-    try:
-        plain: Any = normalize_json(given) if payload.is_bounded(given, **limits) else None
-    except (TypeError, ValueError) as error:
-        if str(error).startswith("Unsupported "):  # the framework's words first, where it has some
-            raise PayloadError(f"{error}. {refusal}", refusal.path) from refusal
-        plain = None
-    except (OverflowError, RecursionError):
-        plain = None
-    if plain is None:
-        raise refusal
-    return plain[0], plain[1]
 
 
 def _require_installed(alias: str) -> None:

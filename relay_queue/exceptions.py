@@ -72,6 +72,22 @@ class QueueFull(RelayError):
         )
 
 
+class QueueInUse(RelayError):
+    """The queue cannot be deleted: it has jobs, finished ones included.
+
+    ``queue`` is its name, and ``jobs`` counts them by state.
+    """
+
+    def __init__(self, queue: str, jobs: dict[str, int]) -> None:
+        self.queue = queue
+        self.jobs = jobs
+        found = ", ".join(f"{n:,} {state}" for state, n in jobs.items())
+        super().__init__(
+            f"queue {queue!r} is not empty: it has {found or 'jobs'}. Let it drain, cancel or discard "
+            "what is left, and prune what has finished."
+        )
+
+
 class IdempotencyConflict(RelayError):
     """The key is taken in this queue by a job with another task or another payload.
 

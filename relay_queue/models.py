@@ -45,6 +45,7 @@ class Queue(models.Model):
         permissions = [
             ("pause_queue", "Can pause and resume queue"),
             ("limit_queue", "Can set the limits of queue"),
+            ("delete_queue", "Can delete queue that has no job"),
         ]
 
     def __str__(self) -> str:

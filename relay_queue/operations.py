@@ -120,14 +120,17 @@ class JobOperation(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOperation(Operation):
-    """An operation that opens or closes a queue for claims, by a ``verb`` of the store.
+    """An operation on a queue as a whole, by a ``verb`` of the store.
 
-    The verb says whether that changed anything; ``already`` is why not.
+    The verb says whether it changed anything; ``already`` is why not. ``change`` is what the log
+    says, and ``facts`` is what the command prints as JSON beside the queue's name.
     """
 
     verb: Callable[[store.Transaction, str], bool]
-    pauses: bool
+    change: str
+    facts: dict[str, bool]
     already: Any
+    deletes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +274,8 @@ PAUSE: Final = QueueOperation(
     done="Queue {queue} is paused. relay resume {queue} opens it again.",
     effect=_("Workers claim nothing more. What runs is finished, and enqueues go on."),
     verb=store.pause,
-    pauses=True,
+    change="claims to paused",
+    facts={"paused": True},
     already=_("It is paused already."),
     buttons=(Button("pause", _("Pause"), "pause_queue"),),
 )
@@ -283,13 +287,33 @@ RESUME: Final = QueueOperation(
     done="Queue {queue} is open.",
     effect=_("Workers claim again."),
     verb=store.resume,
-    pauses=False,
+    change="claims to open",
+    facts={"paused": False},
     already=_("It is not paused."),
     buttons=(Button("resume", _("Resume"), "pause_queue"),),
 )
 
-QUEUE_OPERATIONS: Final = (PAUSE, RESUME)
-"""The operations that open or close a queue."""
+DELETE_QUEUE: Final = QueueOperation(
+    command="delete-queue",
+    summary="delete a queue that has no job",
+    help=(
+        "Delete a queue that has no job, finished ones included, with its limits and its pause. The "
+        "next enqueue makes it again. Its statistics stay until they are pruned. Exits with 1 if it "
+        "has jobs."
+    ),
+    done="Queue {queue} is deleted.",
+    effect=_("Its limits and its pause go with it. The next enqueue makes it again."),
+    verb=store.delete_queue,
+    change="deleted",
+    facts={"deleted": True},
+    already=_("It is not there any more."),
+    deletes=True,
+    dangerous=True,
+    buttons=(Button("delete_queue", _("Delete"), "delete_queue"),),
+)
+
+QUEUE_OPERATIONS: Final = (PAUSE, RESUME, DELETE_QUEUE)
+"""The operations on a queue as a whole."""
 
 SET_LIMITS: Final = Operation(
     command="limits",

@@ -37,6 +37,7 @@ from django.conf import ENVIRONMENT_VARIABLE
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from relay_queue import conf, payload
 from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -48,6 +49,7 @@ from relay_queue.compat import (
     InvalidTaskBackend,
     Task,
     TaskResult,
+    normalize_json,
     task_backends,
 )
 from relay_queue.context import RelayContext
@@ -290,6 +292,25 @@ class _Rule(NamedTuple):
     needed: tuple[frozenset[str], ...]
     allowed: tuple[frozenset[str], ...]
     signature: Signature
+
+
+def normalized(
+    args: Sequence[Any], kwargs: Mapping[str, Any], refusal: PayloadError
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments as the framework stores them; raises ``refusal`` if it refuses them too."""
+    settings, given = conf.get(), [list(args), dict(kwargs)]
+    limits = {"max_items": settings.max_payload_bytes, "max_depth": settings.max_payload_depth}
+    try:
+        plain: Any = normalize_json(given) if payload.is_bounded(given, **limits) else None
+    except (TypeError, ValueError) as error:
+        if str(error).startswith("Unsupported "):  # the framework's words first, where it has some
+            raise PayloadError(f"{error}. {refusal}", refusal.path) from refusal
+        plain = None
+    except (OverflowError, RecursionError):
+        plain = None
+    if plain is None:
+        raise refusal
+    return plain[0], plain[1]
 
 
 def require_callable_with(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

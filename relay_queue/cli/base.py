@@ -59,6 +59,7 @@ VERBS: Final = {
     operations.SET_PRIORITY.command: operations.SET_PRIORITY.summary,
     operations.PAUSE.command: operations.PAUSE.summary,
     operations.RESUME.command: operations.RESUME.summary,
+    operations.DELETE_QUEUE.command: operations.DELETE_QUEUE.summary,
     operations.SET_LIMITS.command: operations.SET_LIMITS.summary,
     operations.RERANK.command: operations.RERANK.summary,
     operations.QUIET.command: operations.QUIET.summary,

@@ -1,4 +1,4 @@
-"""The verbs on one queue, from the table of operations: pause, resume, limits and rerank."""
+"""The verbs on one queue, from the table of operations: pause, resume, delete, limits and rerank."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def _known(name: str) -> str:
     return name
 
 
-def _open_or_close(
+def _as_a_whole(
     operation: QueueOperation,
 ) -> Callable[[str, argparse.Namespace, Output], None]:
     def perform(queue: str, options: argparse.Namespace, out: Output) -> None:
         store.in_transaction(lambda tx: operation.verb(tx, queue))
-        out.data({"queue": queue, "paused": operation.pauses})
+        out.data({"queue": queue, **operation.facts})
         out.line(operation.done.format(queue=queue))
 
     return perform
@@ -156,7 +156,7 @@ def _aging(text: str) -> float | str:
 
 
 VERBS: Final[dict[str, Verb]] = {
-    **{op.command: QueueVerb(op, _open_or_close(op)) for op in QUEUE_OPERATIONS},
+    **{op.command: QueueVerb(op, _as_a_whole(op)) for op in QUEUE_OPERATIONS},
     SET_LIMITS.command: QueueVerb(SET_LIMITS, _set_limits, _add_limits),
     RERANK.command: QueueVerb(RERANK, _rerank, _add_aging),
 }

@@ -108,6 +108,7 @@ class Migration(migrations.Migration):
                 "permissions": [
                     ("pause_queue", "Can pause and resume queue"),
                     ("limit_queue", "Can set the limits of queue"),
+                    ("delete_queue", "Can delete queue that has no job"),
                 ],
                 "default_permissions": ("view",),
             },

@@ -17,6 +17,7 @@ A queue
     pause               Stop claims from it; what runs goes on.
     resume              Allow claims from it again.
     recount             Set its counters to what its jobs are.
+    delete_queue        Delete it, if it has no job.
 
 A job comes
     job_options         Check what all calls of one task have in common.
@@ -96,6 +97,7 @@ from relay_queue.store.operate import (
 )
 from relay_queue.store.prune import prune, prune_bulk_acts, prune_minutes, prune_workers
 from relay_queue.store.queues import (
+    delete_queue,
     ensure_queue,
     hold_limits,
     pause,
@@ -154,6 +156,7 @@ __all__ = [
     "cancel_bulk",
     "claim",
     "count_bulk",
+    "delete_queue",
     "discard",
     "enqueue",
     "enqueue_many",

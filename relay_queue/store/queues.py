@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from relay_queue import conf, validation
 from relay_queue.conf import QueueOptions
-from relay_queue.exceptions import InvalidJob, UnknownQueue, shown
+from relay_queue.exceptions import InvalidJob, QueueInUse, UnknownQueue, shown
 from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS, rank
 from relay_queue.states import TERMINAL, UNFINISHED, sql_list
 from relay_queue.store.transaction import Transaction, transaction
@@ -83,6 +83,25 @@ RECOUNT = """
 FORGET_COUNTS = "DELETE FROM relay_queue_queuecount WHERE queue = %s"
 """Drop the counters of a queue; the same transaction writes new ones."""
 
+HAS_JOBS = "SELECT 1 FROM relay_queue_job WHERE queue = %s LIMIT 1"
+"""Look whether a queue has any job."""
+
+READ_COUNTS = """
+    SELECT state, SUM(n) FROM relay_queue_queuecount WHERE queue = %s
+    GROUP BY state HAVING SUM(n) > 0 ORDER BY state
+"""
+"""Read the counters of a queue."""
+
+DELETE_QUEUE = "DELETE FROM relay_queue_queue WHERE name = %s"
+"""Delete the row of a queue that has no job."""
+
+READ_LOCK_TIMEOUT = "SELECT current_setting('lock_timeout')"
+SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
+"""Bound how long a statement waits for a lock, until the end of the transaction."""
+
+FREEZE_WAIT: Final = "500ms"
+"""How long the deletion of a queue waits for others. All who use any queue wait behind it."""
+
 RERANK_ROWS: Final = 1000
 """Rows whose ranks one transaction rewrites at the most."""
 
@@ -142,10 +161,7 @@ def queue_name(name: object) -> str:
     Raises `InvalidJob` if no queue can have it, and `UnknownQueue` if the settings list the queues
     and this is not one of them.
     """
-    fault = conf.queue_name_fault(name)
-    if fault is not None:
-        raise InvalidJob(f"the queue name {shown(name)} {fault}")
-    plain = str.__str__(name)
+    plain = _possible_name(name)
     known = conf.get().queues
     if known is not None and plain not in known:
         raise UnknownQueue(
@@ -153,6 +169,13 @@ def queue_name(name: object) -> str:
             "Add it there, or use one of these."
         )
     return plain
+
+
+def _possible_name(name: object) -> str:
+    fault = conf.queue_name_fault(name)
+    if fault is not None:
+        raise InvalidJob(f"the queue name {shown(name)} {fault}")
+    return str.__str__(name)
 
 
 def _find(tx: Transaction, name: str) -> QueueLimits | None:
@@ -203,6 +226,29 @@ def resume(tx: Transaction, queue: str) -> bool:
     queue = queue_name(queue)
     queue_limits(tx, queue)
     return _switch(tx, RESUME, [tx.now_db, queue])
+
+
+def delete_queue(tx: Transaction, queue: str) -> bool:
+    """Delete a queue that has no job, with its limits and its pause. False if there is none.
+
+    The next enqueue makes it again, as the settings say. Statistics of past minutes stay until they
+    are pruned. Raises `QueueInUse` if it has jobs, finished ones included. On a server it waits for
+    the transactions that use any queue, since one of them may be about to add a job, and raises
+    ``OperationalError`` after ``FREEZE_WAIT``.
+    """
+    queue = _possible_name(queue)  # one that the settings do not list any more is to go, too
+    tx.flush()  # else counters that this transaction owes would come back behind the deletion
+    if tx.dialect.freeze_queues:
+        ((before,),) = tx.fetch(READ_LOCK_TIMEOUT)
+        tx.fetch(SET_LOCK_TIMEOUT, [FREEZE_WAIT])
+        tx.execute(tx.dialect.freeze_queues)
+        tx.fetch(SET_LOCK_TIMEOUT, [before])
+    # In a statement of its own: what was committed during the wait for the lock must be seen.
+    if tx.fetch(HAS_JOBS, [queue]):
+        raise QueueInUse(queue, {state: int(n) for state, n in tx.fetch(READ_COUNTS, [queue])})
+    _unbounded.pop((tx.connection.alias, queue), None)
+    tx.execute(FORGET_COUNTS, [queue])
+    return tx.execute(DELETE_QUEUE, [queue]) == 1
 
 
 def hold_limits(tx: Transaction, queue: str) -> dict[str, int | None]:

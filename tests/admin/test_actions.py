@@ -382,6 +382,36 @@ def test_selected_queues_are_paused() -> None:
     assert sorted(paused) == ["a", "b"]
 
 
+def test_a_queue_without_jobs_is_deleted_after_a_question_and_one_with_jobs_says_why_not() -> None:
+    client = person("delete_queue")
+    actions.enqueue(queue="full")
+    actions.do(store.ensure_queue, "mail")
+    page = "/admin/relay_queue/queue/mail"
+    (button,) = client.get(f"{page}/change/").context["relay_acts"]
+    assert (button.name, button.dangerous, button.why_not) == ("delete_queue", True, "")
+    assert client.post(f"{page}/act/delete_queue/").status_code == 200, "it asks"
+    assert Queue.objects.filter(pk="mail").exists()
+    response = client.post(f"{page}/act/delete_queue/", YES)
+    assert response.url == "/admin/relay_queue/queue/"
+    assert not Queue.objects.filter(pk="mail").exists()
+    (button,) = client.get("/admin/relay_queue/queue/full/change/").context["relay_acts"]
+    assert "has no job" in str(button.why_not)
+    text = said(client.post("/admin/relay_queue/queue/full/act/delete_queue/", YES))
+    assert "it has 1 ready" in text
+    assert [entry["key"] for entry in entries()] == ["mail"]
+    assert Queue.objects.filter(pk="full").exists()
+
+
+def test_of_selected_queues_those_without_jobs_are_deleted() -> None:
+    client = person("delete_queue")
+    actions.enqueue(queue="full")
+    actions.do(store.ensure_queue, "a"), actions.do(store.ensure_queue, "b")
+    data = {"action": "delete_queue", "_selected_action": ["a", "full", "b"], "index": "0"}
+    response = client.post("/admin/relay_queue/queue/", {**data, **YES})
+    assert "it has 1 ready" in said(response)
+    assert list(Queue.objects.values_list("name", flat=True)) == ["full"]
+
+
 def test_limits_are_set_and_written_down() -> None:
     client = person("limit_queue")
     actions.enqueue(queue="mail")

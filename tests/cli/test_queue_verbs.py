@@ -26,7 +26,19 @@ def test_paused_queue_is_not_claimed_from_until_it_is_resumed(relay: Relay) -> N
     assert len(actions.claim()) == 1
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_a_queue_is_deleted_if_it_has_no_job(relay: Relay) -> None:
+    job_id = actions.enqueue(queue="mail")
+    with pytest.raises(CommandError, match=r"queue 'mail' is not empty: it has 1 ready\. Let it"):
+        relay("delete-queue", "mail")
+    actions.cancel(job_id)
+    relay("prune", "--older-than", "0s")
+    assert relay("delete-queue", "mail", "--json").data == {"queue": "mail", "deleted": True}
+    assert not Queue.objects.exists()
+    with pytest.raises(CommandError, match="no queue 'mail'"):
+        relay("delete-queue", "mail")
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "delete-queue"])
 def test_unknown_queue_is_refused_with_the_known_ones(relay: Relay, verb: str) -> None:
     actions.enqueue()
     with pytest.raises(CommandError, match=r"no queue 'defualt'\. The queues are default"):

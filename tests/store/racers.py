@@ -6,9 +6,12 @@ They are named in the calls of a race, and their arguments and answers cross as 
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 
-from relay_queue import store
-from relay_queue.exceptions import QueueFull
+from django.db import OperationalError
+
+from relay_queue import clock, store
+from relay_queue.exceptions import QueueFull, QueueInUse
 from tests.store.actions import do, job
 
 
@@ -69,3 +72,24 @@ def wait_for_room(seconds: float) -> int | None:
         return store.enqueue_waiting(job(), seconds).job_id
     except QueueFull:
         return None
+
+
+def come_and_go(rounds: int) -> int:
+    """Enqueue, run and prune a job, over and over; return how many were run."""
+    done = 0
+    for _ in range(rounds):
+        do(store.enqueue, job(queue="now and then"))
+        with store.transaction() as tx:
+            for c in store.claim(tx, worker_id=None, queues=["now and then"], limit=9):
+                done += store.ack(tx, c.lease_id, c.token).accepted
+        do(store.prune, "succeeded", clock.now() + timedelta(seconds=60), 100)
+    return done
+
+
+def delete_again_and_again(rounds: int) -> int:
+    """Delete a queue whenever it is empty; return how often that was so."""
+    deleted = 0
+    for _ in range(rounds):
+        with suppress(QueueInUse, OperationalError):
+            deleted += do(store.delete_queue, "now and then")
+    return deleted

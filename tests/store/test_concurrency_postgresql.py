@@ -20,8 +20,8 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 from relay_queue import clock, store
-from relay_queue.exceptions import IdempotencyConflict, QueueFull
-from relay_queue.models import Job, Lease, QueueCount, Worker
+from relay_queue.exceptions import IdempotencyConflict, QueueFull, QueueInUse
+from relay_queue.models import Job, Lease, Queue, QueueCount, Worker
 from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for, pg_cursor
 from relay_queue.store.dialects.pg_cursor import PreparedCursor
@@ -898,3 +898,53 @@ def test_a_pooler_is_given_no_prepared_statements(engine: str, settings: Any) ->
         cursor.execute("SELECT count(*) > 0 FROM pg_prepared_statements")
         assert cursor.fetchone() == (True,)
     assert rows(Worker).count() == 0
+
+
+# --- a queue is deleted --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first job", "another job"])
+@pytest.mark.parametrize("joined", [True, False], ids=["caller's", "own"])
+def test_a_queue_into_which_an_open_transaction_has_enqueued_is_not_deleted(
+    other: Other, first: bool, joined: bool
+) -> None:
+    if not first:
+        do(store.ensure_queue, "mail")
+        job_id = enqueue(queue="mail")
+        cancel(job_id)
+        do(lambda tx: store.prune(tx, "cancelled", tx.now + timedelta(seconds=1), 9))
+    with atomic() if joined else nullcontext(), store.transaction() as tx:
+        store.enqueue(tx, job(queue="mail"))
+        with pytest.raises(OperationalError, match="lock timeout"):
+            other.does(lambda: do(store.delete_queue, "mail"))
+    with pytest.raises(QueueInUse):
+        other.does(lambda: do(store.delete_queue, "mail"))
+    assert claim(1, "mail")
+    assert_counters_exact()
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_an_enqueue_that_waits_for_a_deletion_makes_the_queue_anew(
+    other: Other, many: bool
+) -> None:
+    other.does(lambda: cancel(enqueue(queue="mail")))  # this process knows the queue
+    do(lambda tx: store.prune(tx, "cancelled", tx.now + timedelta(seconds=1), 9))
+    jobs = [job(queue="mail")] * 2
+    with store.transaction() as tx:
+        assert store.delete_queue(tx, "mail")
+        late = other.starts(
+            (lambda: do(store.enqueue_many, jobs)) if many else lambda: enqueue(queue="mail")
+        )
+        assert waits(late)
+    late.result(PATIENCE_SECONDS)
+    assert rows(Queue).get().name == "mail"
+    assert len(claim(2, "mail")) == 1 + many
+    assert_counters_exact()
+
+
+def test_a_deletion_leaves_the_callers_lock_timeout_as_it_was(engine: str) -> None:
+    with atomic(), connection().cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '7s'")
+        do(store.delete_queue, "mail")
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone()[0] == "7s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -9,26 +10,30 @@ from typing import Any
 import pytest
 
 from relay_queue import store
-from relay_queue.exceptions import InvalidJob, UnknownQueue
-from relay_queue.models import Queue
+from relay_queue.exceptions import InvalidJob, QueueInUse, UnknownQueue
+from relay_queue.models import Queue, QueueCount
 from relay_queue.operations import REQUEUE
 from relay_queue.query import looks
+from relay_queue.states import TERMINAL
 from relay_queue.store import queues
 from tests.store.actions import (
     START,
     Wall,
     ack,
     after,
+    assert_counters_exact,
     cancel,
     claim,
     claim_one,
     do,
     enqueue,
     enqueue_each,
+    job,
     nack,
     nothing_written,
     register,
     rows,
+    snooze,
 )
 
 pytestmark = pytest.mark.usefixtures("wall")
@@ -246,3 +251,82 @@ def test_what_is_remembered_of_a_queue_is_of_one_database() -> None:
         assert queues.guessed_limits(elsewhere, "default") is None  # type: ignore[arg-type]
         assert claiming._single_queue(tx, ["default"], None) is not None
         assert claiming._single_queue(elsewhere, ["default"], None) is None  # type: ignore[arg-type]
+
+
+# --- A queue is deleted ------------------------------------------------------------------------
+
+
+def prune_all(tx: store.Transaction) -> None:
+    for state in TERMINAL:
+        store.prune(tx, state, tx.now + timedelta(seconds=1), 100)
+
+
+def test_a_queue_without_jobs_is_deleted_with_its_limits_and_made_anew_by_an_enqueue() -> None:
+    enqueue(queue="mail")
+    ack(claim_one("mail"))
+    do(prune_all)
+    do(store.set_limits, "mail", capacity=3, max_running=1)
+    do(store.pause, "mail")
+    assert do(store.delete_queue, "mail") is True
+    assert not rows(Queue).exists()
+    assert not rows(QueueCount).exists()
+    enqueue(queue="mail")
+    stored = rows(Queue).get(pk="mail")
+    assert (stored.capacity, stored.max_running, stored.paused_at) == (None, None, None)
+    assert claim_one("mail").queue == "mail"
+    assert_counters_exact()
+
+
+def test_a_queue_with_a_job_in_any_state_is_not_deleted() -> None:
+    for name, spoil in (
+        ("ready", lambda: None),
+        ("scheduled", lambda: snooze(claim_one("scheduled"), 60)),
+        ("running", lambda: claim_one("running")),
+        ("retrying", lambda: nack(claim_one("retrying"))),
+        ("succeeded", lambda: ack(claim_one("succeeded"))),
+        ("dead", lambda: nack(claim_one("dead"), fatal=True)),
+    ):
+        enqueue(queue=name)
+        spoil()
+        with nothing_written(), pytest.raises(QueueInUse, match=f"it has 1 {name}") as refused:
+            do(store.delete_queue, name)
+        assert (refused.value.queue, refused.value.jobs) == (name, {name: 1})
+    cancel(enqueue(queue="cancelled"))
+    with nothing_written(), pytest.raises(QueueInUse, match="it has 1 cancelled"):
+        do(store.delete_queue, "cancelled")
+    assert_counters_exact()
+
+
+def test_a_queue_that_is_not_there_is_not_deleted_and_not_made() -> None:
+    with nothing_written():
+        assert do(store.delete_queue, "mail") is False
+    with pytest.raises(InvalidJob, match="queue name"):
+        do(store.delete_queue, "")
+
+
+def test_a_queue_that_the_settings_do_not_list_any_more_can_be_deleted(settings: Any) -> None:
+    do(store.ensure_queue, "old")
+    settings.RELAY = {**settings.RELAY, "QUEUES": ["new"]}
+    assert do(store.delete_queue, "old") is True
+
+
+def test_a_queue_whose_last_job_goes_in_the_same_transaction_leaves_no_counter() -> None:
+    enqueue(queue="mail")
+    ack(claim_one("mail"))
+
+    def prune_and_delete(tx: store.Transaction) -> bool:
+        prune_all(tx)
+        return store.delete_queue(tx, "mail")
+
+    assert do(prune_and_delete) is True
+    assert not rows(QueueCount).exists()
+    assert_counters_exact()
+
+
+def test_a_job_that_was_enqueued_in_the_same_transaction_keeps_its_queue() -> None:
+    def enqueue_and_delete(tx: store.Transaction) -> None:
+        store.enqueue(tx, job(queue="mail"))
+        store.delete_queue(tx, "mail")
+
+    with nothing_written(), pytest.raises(QueueInUse):
+        do(enqueue_and_delete)

@@ -11,16 +11,18 @@ import pytest
 
 from relay_queue import store
 from relay_queue.exceptions import QueueFull
-from relay_queue.models import Job, Lease
+from relay_queue.models import Job, Lease, Queue
 from tests.store.actions import (
     ack,
     assert_counters_exact,
+    claim,
     claim_one,
     connection,
     do,
     enqueue,
     enqueue_each,
     job,
+    real_counts,
     rows,
     state,
 )
@@ -91,6 +93,17 @@ def test_racing_owners_give_room_back_exactly_once(race: Race) -> None:
         enqueue(queue="tight")
     with pytest.raises(QueueFull):
         enqueue(queue="tight")
+
+
+def test_a_queue_that_is_deleted_while_jobs_come_and_go_loses_none_of_them(race: Race) -> None:
+    come, go = ("come_and_go", [40]), ("delete_again_and_again", [80])
+    answers = race(come, come, come, come, go, go)
+    done = sum(answers[:4])
+    left = real_counts().get(("now and then", "ready"), 0)
+    assert done + left == 160
+    assert rows(Queue).exists() or not rows(Job).exists()
+    assert len(claim(200, "now and then")) == left
+    assert_counters_exact()
 
 
 def test_racing_words_on_one_lease_let_one_of_them_stand(race: Race) -> None:

@@ -12,7 +12,8 @@ from django.utils.text import format_lazy, get_text_list
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from relay_queue import operations, store
+from relay_queue import conf, operations, store
+from relay_queue.exceptions import QueueInUse
 from relay_queue.models import Job, Queue, Worker
 from relay_queue.operations import Button, JobOperation, QueueOperation, WorkerOperation
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY
@@ -144,18 +145,40 @@ JOB_ACTIONS: Final[tuple[JobAction, ...]] = tuple(
 
 
 def _queue_action(operation: QueueOperation, button: Button) -> Action:
-    change = "claims to paused" if operation.pauses else "claims to open"
-
     def perform(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-        changed = [name for name in keys if operation.verb(tx, name)]
-        passed = [name for name in keys if name not in changed]
-        why = str(operation.already)
-        return Done(dict.fromkeys(changed, change), dict.fromkeys(passed, why))
+        done = Done()
+        for name in keys:
+            try:
+                changed = operation.verb(tx, name)
+            except QueueInUse as refusal:
+                done.skipped[name] = str(refusal)
+            else:
+                (done.changed if changed else done.skipped)[name] = (
+                    operation.change if changed else str(operation.already)
+                )
+        return done
 
-    def why_not(queue: Queue) -> Any:
-        return operation.already if bool(queue.paused_at) is operation.pauses else ""
+    return Action(
+        button.name,
+        button.label,
+        button.permission,
+        operation.effect,
+        perform,
+        _why_queue_has_jobs if operation.deletes else partial(_why_queue_cannot, operation),
+        confirm=operation.dangerous,
+        dangerous=operation.dangerous,
+        deletes=operation.deletes,
+    )
 
-    return Action(button.name, button.label, button.permission, operation.effect, perform, why_not)
+
+def _why_queue_cannot(operation: QueueOperation, queue: Queue) -> Any:
+    stands = bool(queue.paused_at) is operation.facts["paused"]
+    return operation.already if stands else ""
+
+
+def _why_queue_has_jobs(queue: Queue) -> Any:
+    jobs = Job.objects.using(conf.get().database).filter(queue=queue.pk)
+    return _("Only for a queue that has no job, finished ones included.") if jobs.exists() else ""
 
 
 QUEUE_ACTIONS: Final[tuple[Action, ...]] = tuple(

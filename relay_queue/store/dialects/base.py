@@ -54,6 +54,10 @@ class Dialect(ABC):
     freeze_counts: str
     """The statement that ends all writes of counters until the commit; empty as above."""
 
+    freeze_queues: str
+    """The statement that waits for the end of every transaction that has read the table of queues, and
+    keeps others from reading it until the commit; empty as above."""
+
     @abstractmethod
     def begin(
         self,

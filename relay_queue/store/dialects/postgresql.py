@@ -127,6 +127,7 @@ class PostgreSQLDialect(Dialect):
     bounds_branches = True
     shard = FREE_SHARD
     freeze_counts = "LOCK TABLE relay_queue_queuecount IN EXCLUSIVE MODE"
+    freeze_queues = "LOCK TABLE relay_queue_queue IN ACCESS EXCLUSIVE MODE"
 
     def begin(
         self,

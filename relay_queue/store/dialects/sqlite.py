@@ -36,6 +36,7 @@ class SQLiteDialect(Dialect):
     bounds_branches = False
     shard = "0"
     freeze_counts = ""
+    freeze_queues = ""
 
     def begin(
         self,
