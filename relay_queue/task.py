@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -26,6 +26,7 @@ from typing import (
     Literal,
     NamedTuple,
     ParamSpec,
+    Protocol,
     TypedDict,
     TypeVar,
     Unpack,
@@ -176,16 +177,36 @@ class _Options(TypedDict, total=False):
     max_payload_bytes: int | None
 
 
+class _Decorator(Protocol):
+    """What ``task(…)`` returns. A job of a coroutine function returns what that is awaited for."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> RelayTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> RelayTask[P, R]: ...
+
+
+class _ContextDecorator(Protocol):
+    """The same of a function whose first argument is the context."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[RelayContext, P], Coroutine[Any, Any, R]], /
+    ) -> RelayTask[P, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[RelayContext, P], R], /
+    ) -> RelayTask[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> RelayTask[P, R]: ...
 @overload
 def task(function: Callable[P, R], /) -> RelayTask[P, R]: ...
 @overload
-def task(
-    *, takes_context: Literal[True], **options: Unpack[_Options]
-) -> Callable[[Callable[Concatenate[RelayContext, P], R]], RelayTask[P, R]]: ...
+def task(*, takes_context: Literal[True], **options: Unpack[_Options]) -> _ContextDecorator: ...
 @overload
-def task(
-    *, takes_context: Literal[False] = ..., **options: Unpack[_Options]
-) -> Callable[[Callable[P, R]], RelayTask[P, R]]: ...
+def task(*, takes_context: Literal[False] = ..., **options: Unpack[_Options]) -> _Decorator: ...
 def task(
     function: Callable[..., Any] | None = None,
     /,
@@ -383,7 +404,7 @@ def _require_keys(task: RelayTask[..., Any]) -> None:
 
 def _module(path: str, name: str) -> ModuleType:
     known = name in sys.modules
-    if not known and not any(f"{name}.".startswith(f"{package}.") for package in _packages()):
+    if not known and not any(f"{name}.".startswith(f"{package}.") for package in task_packages()):
         raise _suspicion(
             f"{path!r} is in no installed app and was not imported by the project. "
             "Add its app to INSTALLED_APPS, or import it in the ready() of an app."
@@ -405,7 +426,7 @@ def _suspicion(reason: str) -> UnknownTask:
     return UnknownTask(reason)
 
 
-def _packages() -> set[str]:
+def task_packages() -> set[str]:
     """Return the packages whose modules may be imported because a job names them."""
     found = {config.name for config in apps.get_app_configs()}
     project = os.environ.get(ENVIRONMENT_VARIABLE, "").partition(".")[0]

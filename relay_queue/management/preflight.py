@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 from collections.abc import Callable
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, Error, InterfaceError, connections
 from django.db.migrations.loader import MigrationLoader
+from django.utils.module_loading import module_has_submodule
 
 from relay_queue.cli.base import explain
-from relay_queue.logs import get_logger
+from relay_queue.compat import Task
+from relay_queue.logs import get_logger, printable
 from relay_queue.store.dialects import dialect_for
+from relay_queue.task import task_packages
 from relay_queue.worker.database import Outage
 from relay_queue.worker.lifetime import threads_at_rest
 
@@ -21,6 +26,11 @@ logger = get_logger("relay_queue.supervisor")
 APP = "relay_queue"
 LOOK_SECONDS = 1.0
 """The pause between two tries at a database that is away."""
+
+MOST_TASKS = 20
+"""Tasks that are named at the start."""
+
+NO_TASKS = "none found; a job that names one in another module has that imported"
 
 FOUND, AWAY = "=", "~"
 
@@ -42,6 +52,45 @@ def database_fault(alias: str) -> str:
             return answer.removeprefix(FOUND)
         outage.goes_on(answer.removeprefix(AWAY))
         time.sleep(LOOK_SECONDS)
+
+
+def tasks_found() -> list[str]:
+    """Return lines that name the tasks of the project's apps, and the modules that are broken.
+
+    A forked child imports them: a module may start threads, which no worker must inherit.
+    """
+    return _in_child(_name_tasks).splitlines()
+
+
+def known_tasks() -> tuple[list[str], list[str]]:
+    """Return the paths of tasks that this process can run, and why some of them are not known.
+
+    Looked for are the modules that the project's packages have loaded, and the module ``tasks`` of
+    each, which is imported. A job may name a task of another module: that is imported then.
+    """
+    faults = []
+    for package in sorted(task_packages()):
+        try:
+            if module_has_submodule(importlib.import_module(package), "tasks"):
+                importlib.import_module(f"{package}.tasks")
+        except Exception as error:  # noqa: BLE001 - an import runs code of the project's
+            faults.append(f"{package}.tasks cannot be imported: {error!r}")
+    packages = tuple(f"{package}." for package in task_packages())
+    paths = {
+        value.module_path
+        for name, module in list(sys.modules.items())
+        if f"{name}.".startswith(packages)
+        for value in list(vars(module).values())
+        if isinstance(value, Task)
+    }
+    return sorted(paths), faults
+
+
+def _name_tasks() -> str:
+    paths, faults = known_tasks()
+    rest = f" and {len(paths) - MOST_TASKS} more" if len(paths) > MOST_TASKS else ""
+    named = ", ".join(paths[:MOST_TASKS]) + rest
+    return "\n".join([printable(line) for line in (named or NO_TASKS, *faults)])
 
 
 def _look(alias: str) -> str:

@@ -87,7 +87,7 @@ def begin(attempt: Attempt) -> bool:
         if _is_final(attempt):
             _log_death(attempt, logged=False)
         else:
-            warn("job %s cannot run: %s", claim.job_id, claim.task, exc_info=True)
+            warn("job %s cannot run", _named(claim), exc_info=True)
         return False
     if plan.takes_context:
         _running_result(attempt)  # here, since it may read the database, and coroutines must not
@@ -224,7 +224,7 @@ def _run_atomic(attempt: Attempt) -> Any:
     except BaseException:
         if not committed:
             raise
-        warn("job %s succeeded, but a commit hook failed", attempt.claim.job_id, exc_info=True)
+        warn("job %s succeeded, but a commit hook failed", _named(attempt.claim), exc_info=True)
     attempt.settlement, attempt.settled = settlement, settled
     return value
 
@@ -365,18 +365,18 @@ def _failed_result(attempt: Attempt) -> AnyResult:
 
 
 def _log_failure(attempt: Attempt) -> None:
-    job_id, over = attempt.claim.job_id, attempt.context.cancel_reason
+    job, over = _named(attempt.claim), attempt.context.cancel_reason
     verb, message = attempt.settlement.verb, attempt.settlement.message
     if verb == "release":
-        warn("job %s goes back unrun: %s", job_id, message)
+        warn("job %s goes back unrun: %s", job, message)
     elif verb == "snooze":
         return
     elif over:
-        warn("job %s stopped after its lease had ended (%s): %s", job_id, over, message)
+        warn("job %s stopped after its lease had ended (%s): %s", job, over, message)
     elif _is_final(attempt):
         _log_death(attempt, logged=announce.logs_failures())
     else:
-        warn("job %s will be tried again: %s", job_id, message)
+        warn("job %s will be tried again: %s", job, message)
 
 
 def _log_death(attempt: Attempt, *, logged: bool) -> None:
@@ -389,8 +389,12 @@ def _log_death(attempt: Attempt, *, logged: bool) -> None:
     settlement.death_logged = True
     why = why_last(fatal=settlement.fatal, attempt=claim.attempt)
     level = logging.WARNING if logged else logging.ERROR
-    values = (claim.job_id, why, settlement.message)
+    values = (_named(claim), why, settlement.message)
     warn(LAST_FAILURE, *values, exc_info=not logged, level=level)
+
+
+def _named(claim: Claim) -> str:
+    return f"{claim.job_id} ({claim.task})"
 
 
 def _is_final(attempt: Attempt) -> bool:

@@ -304,7 +304,9 @@ class Supervisor:
         for number in self._signals.read():
             if number in {signal.SIGTERM, signal.SIGINT}:
                 again = self._is_second(number)
-                self._stop(Stopping.QUITTING if again else Stopping.DRAINING)
+                # A person at a terminal waits for a word. To an init system it would be noise.
+                level = logging.WARNING if number == signal.SIGINT else logging.INFO
+                self._stop(Stopping.QUITTING if again else Stopping.DRAINING, level)
             elif number == signal.SIGHUP:
                 # The terminal is gone. Some init systems send it right after the first SIGTERM.
                 self._stop(Stopping.DRAINING)
@@ -326,8 +328,8 @@ class Supervisor:
         if not orders:
             self._selector.unregister(self._parent)
 
-    def _stop(self, step: Stopping) -> None:
-        """Go as far as ``step``. What was done already is not repeated."""
+    def _stop(self, step: Stopping, level: int = logging.INFO) -> None:
+        """Go as far as ``step``, and log it at ``level``. What was done already is not repeated."""
         if step <= self._stopping:
             return
         self._stopping = step
@@ -335,7 +337,11 @@ class Supervisor:
         if step is Stopping.DRAINING:
             limit_seconds = self._options.shutdown_timeout_seconds
             self._tell_all(DRAIN)
-            logger.info("Stopping: workers have %g s to finish what they run", limit_seconds)
+            logger.log(
+                level,
+                "Stopping: workers have %g s to finish what they run. Told again, they hand it back",
+                limit_seconds,
+            )
             self._escalate_at = now + limit_seconds + DRAIN_GRACE_SECONDS
         elif step is Stopping.QUITTING:
             self._tell_all(QUIT)

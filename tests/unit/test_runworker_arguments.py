@@ -1,13 +1,16 @@
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import override_settings
 
+from relay_queue.management import preflight
 from relay_queue.management.commands import runworker
 from relay_queue.worker.options import WorkerOptions
-from tests.conftest import Project
+from tests.conftest import STOP_SECONDS, Project, wait_until
 
 BACKEND = "relay_queue.backend.RelayBackend"
 
@@ -158,11 +161,12 @@ def test_wrong_settings_are_one_message(settings: Any) -> None:
 
 def test_the_banner_says_what_is_about_to_run(resolve: Any) -> None:
     options, _ = resolve("--queue", "mail,reports", "--concurrency", "1", "--name", "mine")
-    lines = runworker.banner(options, 2, "default")
+    lines = runworker.banner(options, 2, "default", ["shop.tasks.a, shop.tasks.b", "a fault"])
     assert lines[0].endswith("worker mine: 2 processes with 1 slot each")
     assert "mail, reports" in lines[1]
     excluded, _ = resolve("--exclude-queue", "mail")
-    assert "all but mail" in runworker.banner(excluded, 1, "default")[1]
+    assert "all but mail" in runworker.banner(excluded, 1, "default", [""])[1]
+    assert lines[4:6] == ["  tasks     shop.tasks.a, shop.tasks.b", "            a fault"]
 
 
 def test_a_migrated_database_has_no_fault(project: Project) -> None:
@@ -187,3 +191,48 @@ def test_a_file_that_is_no_database_is_one_message(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "the database cannot be used: file is not a database" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_the_tasks_of_the_apps_are_known_and_a_module_that_is_broken_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "brokenapp"
+    broken.mkdir()
+    (broken / "__init__.py").touch()
+    (broken / "tasks.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with override_settings(INSTALLED_APPS=["relay_queue", "tests", "brokenapp"]):
+        paths, faults = preflight.known_tasks()
+    assert {"tests.tasks.add", "tests.tasks.fail"} <= set(paths)
+    assert paths == sorted(set(paths))
+    (fault,) = faults
+    assert fault.startswith("brokenapp.tasks cannot be imported: ModuleNotFoundError(")
+
+
+def test_no_more_than_some_tasks_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [f"shop.tasks.number_{n}" for n in range(25)]
+    monkeypatch.setattr(preflight, "known_tasks", lambda: (many, ["a\x1bfault"]))
+    named, fault = preflight.tasks_found()
+    assert named.endswith("shop.tasks.number_19 and 5 more")
+    assert fault == "a\\x1bfault"
+    monkeypatch.setattr(preflight, "known_tasks", lambda: ([], []))
+    assert preflight.tasks_found() == [preflight.NO_TASKS]
+
+
+def test_a_person_is_told_what_runs_and_what_ctrl_c_does_without_any_logging_set_up(
+    project: Project,
+) -> None:
+    workers = project.spawn("runworker")
+    wait_until(lambda: bool(project.rows("SELECT 1 FROM relay_queue_worker")))
+    assert "  tasks     tests.tasks.add, " in project.log(workers)
+    workers.send_signal(signal.SIGINT)
+    assert workers.wait(STOP_SECONDS) == 0
+    assert "Stopping: workers have 30 s to finish what they run." in project.log(workers)
+
+
+def test_an_init_system_is_not_warned_of_the_stop_that_it_ordered(project: Project) -> None:
+    workers = project.spawn("runworker")
+    wait_until(lambda: bool(project.rows("SELECT 1 FROM relay_queue_worker")))
+    workers.terminate()
+    assert workers.wait(STOP_SECONDS) == 0
+    assert "Stopping" not in project.log(workers)

@@ -375,7 +375,7 @@ def test_the_log_says_whether_a_failure_will_be_tried_again(
     context = JobContext.of(claim)
     context.cancel_reason = reason
     execute(Attempt(claim, context))
-    assert any(line.startswith(f"job {claim.job_id} {said}") for line in caplog.messages)
+    assert f"job {claim.job_id} (tests.tasks.fail) {said}" in caplog.messages
 
 
 def own_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
@@ -408,7 +408,7 @@ def test_the_log_has_one_error_with_the_last_failure_of_a_job(
     claim = dataclasses.replace(claim_of(function), attempts_left=attempts_left)
     assert run(claim).settlement.death_logged
     level = "WARNING" if framework_logs else "ERROR"
-    line = f"job {claim.job_id} will not be tried again, since {why}"
+    line = f"job {claim.job_id} ({claim.task}) will not be tried again, since {why}"
     assert own_lines(caplog) == [(level, line, not framework_logs)]
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
@@ -421,7 +421,8 @@ def test_a_job_that_can_never_run_is_an_error_in_the_log(caplog: pytest.LogCaptu
     ((level, line, has_traceback),) = own_lines(caplog)
     assert (level, has_traceback) == ("ERROR", True)
     assert line.startswith(
-        f"job {claim.job_id} will not be tried again, since its failure is fatal: UnknownTask: "
+        f"job {claim.job_id} (tests.tasks.removed) will not be tried again, since its failure is "
+        "fatal: UnknownTask: "
     )
 
 

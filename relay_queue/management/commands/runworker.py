@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from math import inf
 from typing import Any
@@ -16,7 +16,7 @@ from relay_queue import __version__, conf
 from relay_queue.cli.base import explain
 from relay_queue.db.gate import gate_of
 from relay_queue.exceptions import ConfigurationError, shown
-from relay_queue.management.preflight import database_fault
+from relay_queue.management.preflight import database_fault, tasks_found
 from relay_queue.startup import stopped_at_once
 from relay_queue.worker import reload
 from relay_queue.worker.lifetime import leave
@@ -81,7 +81,7 @@ class Command(BaseCommand):
         if fault:
             raise CommandError(fault)
         if given["verbosity"] > 0:
-            for line in banner(options, processes, settings.database):
+            for line in banner(options, processes, settings.database, tasks_found()):
                 self.stdout.write(line)
             self.stdout.flush()
         # Imported before the fork, so that the workers share its memory and start quickly.
@@ -192,8 +192,13 @@ def worker_options(given: dict[str, Any], settings: conf.RelaySettings) -> Worke
     )
 
 
-def banner(options: WorkerOptions, processes: int, database: str) -> list[str]:
-    """Return the lines that describe the workers before they start."""
+def banner(
+    options: WorkerOptions, processes: int, database: str, tasks: Sequence[str]
+) -> list[str]:
+    """Return the lines that describe the workers before they start.
+
+    ``tasks`` are the names of those that are known, in a line, and lines on what cannot be known.
+    """
     if options.queues is not None:
         queues = ", ".join(options.queues)
     elif options.exclude_queues:
@@ -209,6 +214,8 @@ def banner(options: WorkerOptions, processes: int, database: str) -> list[str]:
         f"  queues    {queues}",
         f"  backend   {options.backend or 'all that Relay backs'}",
         f"  database  {database} ({where})",
+        f"  tasks     {tasks[0]}",
+        *(f"            {line}" for line in tasks[1:]),
         "Stop with Ctrl-C: running jobs may finish. Again: they are handed back.",
     ]
 

@@ -55,3 +55,15 @@ def with_the_frameworks_context(context: TaskContext[..., object], order_id: int
 async def coroutine(host: str) -> bool:
     """Return whether there is a host."""
     return bool(host)
+
+
+@task(max_attempts=5)
+async def coroutine_with_options(host: str) -> bool:
+    """Return whether there is a host."""
+    return bool(host)
+
+
+@task(takes_context=True)
+async def coroutine_with_context(context: RelayContext, host: str) -> bool:
+    """Return whether there is a host, and a context."""
+    return bool(host and context)

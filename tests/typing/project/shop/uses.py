@@ -37,6 +37,11 @@ def enqueue() -> None:
     tasks.plain.enqueue(7, nothing=1)  # error: call-arg
     tasks.with_context.enqueue(None, 7)  # error: arg-type call-arg
     tasks.coroutine.enqueue(1)  # error: arg-type
+    assert_type(tasks.coroutine.enqueue("x").return_value, bool)
+    assert_type(tasks.coroutine.call("x"), bool)
+    assert_type(tasks.coroutine_with_options.enqueue("x").return_value, bool)
+    assert_type(tasks.coroutine_with_context.enqueue("x").return_value, bool)
+    tasks.coroutine_with_context.enqueue(1)  # error: arg-type
 
 
 async def enqueue_from_a_coroutine() -> None:
@@ -45,6 +50,8 @@ async def enqueue_from_a_coroutine() -> None:
     assert_type(result.return_value, str)
     assert_type((await tasks.plain.aget_result("7")).return_value, str)
     assert_type(await tasks.plain.acall(7, "note"), str)
+    assert_type((await tasks.coroutine.aenqueue("x")).return_value, bool)
+    assert_type(await tasks.coroutine.acall("x"), bool)
     await tasks.plain.aenqueue("seven")  # error: arg-type
     await result.arefresh()
 
@@ -75,6 +82,7 @@ def enqueue_many() -> None:
         [tasks.plain.bind(7), tasks.every_option.bind(7, urgent=True), (tasks.plain, [7], {})]
     )
     assert_type(results, EnqueuedResults)
+    assert_type(relay_queue.enqueue_many(tasks.plain.bind(n) for n in range(3)), EnqueuedResults)
     assert_type(results[0], AnyResult)
     assert_type(results.ids, list[str])
     tasks.plain.bind("seven")  # error: arg-type
