@@ -1,5 +1,6 @@
 """The built package holds what users need, and its numbers agree with each other."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -14,6 +15,12 @@ from packaging.requirements import Requirement
 import relay_queue
 
 ROOT = Path(__file__).resolve().parent.parent
+
+_found = importlib.util.spec_from_file_location(
+    "package_metadata", ROOT / ".ci/package_metadata.py"
+)
+package_metadata = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(package_metadata)
 
 # What a user of the wheel runs: no file of this repository is on the path.
 USER_PROJECT = """
@@ -119,6 +126,39 @@ def test_wheel_works_in_a_project_of_its_own(wheel: Path, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(site / "relay_queue" / "__init__.py"), "0"]
+
+
+@pytest.mark.slow
+def test_the_readme_of_the_package_has_no_link_that_ends_outside_of_the_repository(
+    wheel: Path,
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        head, _, readme = archive.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert readme.startswith("# Relay\n")
+    assert "Each job has a page with its way through the states" in readme, "a link is its text"
+    targets = re.findall(r"\]\(([^)]*)\)", readme)
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert len(readme) > 0.8 * len((ROOT / "README.md").read_text())
+
+
+def test_with_an_address_the_readme_and_the_urls_of_the_package_lead_there() -> None:
+    address = "https://code.example/relay/relay"
+    text = "See [the docs](docs/api.md#names).\n\n\n![A job](docs/images/job.webp) [Django](https://x.example)"
+    assert package_metadata.portable(text, address, "v1.2.3") == (
+        f"See [the docs]({address}/blob/v1.2.3/docs/api.md#names).\n\n"
+        f"![A job]({address}/raw/v1.2.3/docs/images/job.webp) [Django](https://x.example)"
+    )
+    urls = package_metadata.urls(address)
+    assert urls["Source"] == address
+    assert all(url.startswith(address) for url in urls.values())
+    for url in urls.values():
+        path = url.partition("/HEAD/")[2]
+        assert not path or (ROOT / path).is_file()
+    assert package_metadata.urls("") == {}
+    with pytest.raises(ValueError, match=r"'http://x'; use one that begins with https://"):
+        package_metadata.urls("http://x")
 
 
 def test_version_is_a_release_number() -> None:
