@@ -6,10 +6,13 @@ that show badges load ``relay_queue/tokens.css``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final
 
+from django.contrib import admin
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -88,6 +91,37 @@ class Fact:
 
     name: Any
     value: Any
+
+
+Column = Callable[[Any, Any], Any]
+"""A method of a page that shows a part of a row in its list."""
+
+
+def column(heading: Any, show: Callable[[Any], Any]) -> Column:
+    """Return a column of a list: its heading, and what it shows of a row."""
+
+    @admin.display(description=heading)
+    def shown(page: Any, row: Any) -> Any:
+        return show(row)
+
+    return shown
+
+
+def named_column(heading: Any, show: Callable[[Any], str]) -> Column:
+    """Return a column whose heading is repeated in each row, for narrow screens without headings."""
+    return column(heading, lambda row: labelled(heading, show(row)))
+
+
+def number_column(heading: Any, field: str) -> Column:
+    """Return a column with the number in a field; a dash for none."""
+    read = attrgetter(field)
+    return column(heading, lambda row: count(heading, read(row)))
+
+
+def age_column(heading: Any, field: str) -> Column:
+    """Return a column with how long ago the time in a field was; a dash for none."""
+    read = attrgetter(field)
+    return named_column(heading, lambda row: ago(read(row), row.now))
 
 
 def state_badge(state: str) -> SafeString:
@@ -277,6 +311,13 @@ def worker(lease: Any) -> str:
     if lease.worker_id is None:
         return "–"
     return str(lease.shown_worker.name) if lease.shown_worker else f"#{lease.worker_id}"
+
+
+def late_return(lease: Any) -> SafeString:
+    """Show the verb of a late return, and why the guard refused it; a dash if there was none."""
+    if lease.refused_at is None:
+        return dash()
+    return badge("refused", f"{lease.refused_verb}: {lease.refused_reason}", WARNING)
 
 
 def token(whole: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Final
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.db.models import OuterRef, QuerySet, Subquery
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -16,9 +17,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue import conf
-from relay_queue.admin import formatting, sight, texts
+from relay_queue.admin import formatting, jobpage, sight, texts
 from relay_queue.admin.actions.jobs import JobActions
-from relay_queue.admin.jobpage import view
+from relay_queue.admin.formatting import column
 from relay_queue.admin.lists.filters import (
     CreatedFilter,
     DueFilter,
@@ -104,55 +105,18 @@ class JobList(ScanningAdmin):
         sight.name_workers(request, self.admin_site, leases.values())
         return leases
 
-    @admin.display(description=_("job"))
-    def job(self, job: Job) -> int:
-        """Show the id, as a link to the page of the job."""
-        return job.pk
-
-    @admin.display(description=_("state"))
-    def state_badge(self, job: Job) -> SafeString:
-        """Show the state as a badge, which has an icon beside the word."""
-        return formatting.state_badge(job.state)
-
-    @admin.display(description=_("task"))
-    def task_name(self, job: Job) -> SafeString:
-        """Show the name of the task, and its module below."""
-        return formatting.task(job)
-
-    @admin.display(description=_("task"))
-    def task_and_error(self, job: Any) -> SafeString:
-        """Show the name of the task, its module, and the last error below."""
-        return formatting.task(job, job.shown_error)
-
-    @admin.display(description=_("priority"))
-    def priority_now(self, job: Any) -> SafeString:
-        """Show the priority as it was set, and with the gain of its waiting time."""
-        return formatting.priority(job, job.now)
-
-    @admin.display(description=_("attempts"))
-    def attempts(self, job: Job) -> SafeString:
-        """Show the charged attempts of the present budget, and the budget."""
-        return formatting.attempts(job)
-
-    @admin.display(description=_("age"))
-    def age(self, job: Any) -> SafeString:
-        """Show how long the job has been in its state, or in how long it is due."""
-        return formatting.when(job, job.now)
-
-    @admin.display(description=_("last attempt"))
-    def last_attempt(self, job: Any) -> SafeString:
-        """Show how long the last attempt took, and its worker below."""
-        return formatting.attempt(job.newest_lease, job.now)
-
-    @admin.display(description=_("verdict"))
-    def verdict(self, job: Any) -> SafeString:
-        """Show whether the function never started, ran once or again, or had an unknown effect."""
-        return formatting.verdict_badge(job.verdict)
-
-    @admin.display(description=_("last error"))
-    def error(self, job: Any) -> SafeString:
-        """Show the beginning of the last error, or its class alone where messages are hidden."""
-        return formatting.error(job.shown_error)
+    job = column(_("job"), lambda job: job.pk)
+    state_badge = column(_("state"), lambda job: formatting.state_badge(job.state))
+    task_name = column(_("task"), formatting.task)
+    task_and_error = column(_("task"), lambda job: formatting.task(job, job.shown_error))
+    priority_now = column(_("priority"), lambda job: formatting.priority(job, job.now))
+    attempts = column(_("attempts"), formatting.attempts)
+    age = column(_("age"), lambda job: formatting.when(job, job.now))
+    last_attempt = column(
+        _("last attempt"), lambda job: formatting.attempt(job.newest_lease, job.now)
+    )
+    verdict = column(_("verdict"), lambda job: formatting.verdict_badge(job.verdict))
+    error = column(_("last error"), lambda job: formatting.error(job.shown_error))
 
 
 class ProxyList(JobList):
@@ -189,14 +153,15 @@ class ProxyList(JobList):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """Redirect to the page of the job, whatever its present state is."""
-        name = f"{self.admin_site.name}:relay_queue_job_change"
-        return HttpResponseRedirect(reverse(name, args=[quote(object_id)]))
+        return redirect(self._job_address(object_id))
 
     @admin.display(description=_("job"))
     def job_link(self, job: Job) -> SafeString:
         """Show the id, as a link to the page of the job."""
-        address = reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[job.pk])
-        return format_html('<a href="{}">{}</a>', address, job.pk)
+        return format_html('<a href="{}">{}</a>', self._job_address(job.pk), job.pk)
+
+    def _job_address(self, job_id: Any) -> str:
+        return reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[quote(job_id)])
 
 
 @admin.register(Job)
@@ -245,7 +210,7 @@ class JobAdmin(JobActions, JobList):
         """Show the page of the job."""
         job = options.get("obj")
         if isinstance(job, Job):
-            context |= view.context(request, job, self.admin_site)
+            context |= jobpage.context(request, job, self.admin_site)
             context |= {"title": gettext("Job %(id)s") % {"id": job.pk}, "subtitle": None}
         return super().render_change_form(request, context, *args, **options)
 
@@ -274,10 +239,7 @@ class DeadLetterAdmin(JobActions, ProxyList):
         ("created_at", CreatedFilter),
     )
 
-    @admin.display(description=_("died"))
-    def died(self, job: Any) -> SafeString:
-        """Show how long ago the job went dead."""
-        return formatting.ago(job.finished_at, job.now)
+    died = column(_("died"), lambda job: formatting.ago(job.finished_at, job.now))
 
 
 @admin.register(Retry)
@@ -305,7 +267,4 @@ class RetryAdmin(JobActions, ProxyList):
         ("created_at", CreatedFilter),
     )
 
-    @admin.display(description=_("due"))
-    def due(self, job: Any) -> SafeString:
-        """Show in how long the next attempt is due."""
-        return formatting.due(job.available_at, job.now)
+    due = column(_("due"), lambda job: formatting.due(job.available_at, job.now))

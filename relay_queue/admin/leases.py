@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue.admin import formatting, sight, texts
+from relay_queue.admin.formatting import column
 from relay_queue.admin.lists.filters import (
     JobQueueFilter,
     OutcomeFilter,
@@ -135,15 +136,19 @@ class LeaseAdmin(ScanningAdmin):
         sight.name_workers(request, self.admin_site, rows.values())
         return rows
 
-    @admin.display(description=_("lease"))
-    def lease(self, lease: Lease) -> int:
-        """Show the id, as a link to the page of the lease."""
-        return lease.pk
-
-    @admin.display(description=_("outcome"))
-    def outcome_badge(self, lease: Lease) -> SafeString:
-        """Show the outcome as a badge; an open lease has one, too."""
-        return formatting.outcome_badge(lease.outcome)
+    lease = column(_("lease"), lambda lease: lease.pk)
+    outcome_badge = column(_("outcome"), lambda lease: formatting.outcome_badge(lease.outcome))
+    worker_name = column(_("worker"), formatting.worker)
+    granted = column(_("granted"), lambda lease: formatting.ago(lease.acquired_at, lease.now))
+    lasted = column(_("lasted"), lambda lease: formatting.ran(lease, lease.now))
+    error_name = column(_("error"), lambda lease: formatting.error(lease.error))
+    late_return = column(_("late return"), formatting.late_return)
+    token_start = column(_("token"), lambda lease: formatting.token(lease.token))
+    # In its own lines, as far as this person may see it.
+    traceback_text = column(
+        _("traceback"),
+        lambda lease: format_html('<pre class="relay-code">{}</pre>', lease.shown_traceback),
+    )
 
     @admin.display(description=_("job"))
     def job_link(self, lease: Lease) -> SafeString:
@@ -155,11 +160,6 @@ class LeaseAdmin(ScanningAdmin):
         return format_html('<a href="{}">{}</a> {}', address, lease.job_id, task)
 
     @admin.display(description=_("worker"))
-    def worker_name(self, lease: Lease) -> str:
-        """Show the name of the worker, or its id if its row is gone or hidden."""
-        return formatting.worker(lease)
-
-    @admin.display(description=_("worker"))
     def worker_shown(self, lease: Any) -> str:
         """Show the worker, as a link to its page."""
         worker = lease.shown_worker
@@ -169,37 +169,3 @@ class LeaseAdmin(ScanningAdmin):
         if not self.admin_site.is_registered(Worker):
             return str(worker)
         return format_html('<a href="{}">{}</a>', reverse(address, args=[worker.pk]), worker)
-
-    @admin.display(description=_("granted"))
-    def granted(self, lease: Any) -> SafeString:
-        """Show how long ago it was granted."""
-        return formatting.ago(lease.acquired_at, lease.now)
-
-    @admin.display(description=_("lasted"))
-    def lasted(self, lease: Any) -> SafeString:
-        """Show how long the worker held it, or has held it."""
-        return formatting.ran(lease, lease.now)
-
-    @admin.display(description=_("error"))
-    def error_name(self, lease: Lease) -> SafeString:
-        """Show the class of the exception of a failed attempt."""
-        return formatting.error(lease.error)
-
-    @admin.display(description=_("late return"))
-    def late_return(self, lease: Any) -> SafeString:
-        """Show the verb of a late return, and why the guard refused it."""
-        if lease.refused_at is None:
-            return formatting.dash()
-        return formatting.badge(
-            "refused", f"{lease.refused_verb}: {lease.refused_reason}", formatting.WARNING
-        )
-
-    @admin.display(description=_("token"))
-    def token_start(self, lease: Lease) -> str:
-        """Show enough of the token to recognise it."""
-        return formatting.token(lease.token)
-
-    @admin.display(description=_("traceback"))
-    def traceback_text(self, lease: Any) -> SafeString:
-        """Show the traceback in its own lines, as far as this person may see it."""
-        return format_html('<pre class="relay-code">{}</pre>', lease.shown_traceback)

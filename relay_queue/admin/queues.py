@@ -1,35 +1,43 @@
-"""Queues: the list with the jobs in each from the counters, and the page of one queue."""
+"""Queues: the list with the jobs in each from the counters, the page of one, and its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, ClassVar, Final
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from relay_queue.admin import clock, formatting, sight
-from relay_queue.admin.actions.queues import QueueActions
+from relay_queue import store
+from relay_queue.admin import formatting, sight
+from relay_queue.admin.actions.catalogue import APP, QUEUE_ACTIONS, Action
+from relay_queue.admin.actions.pages import Actions
+from relay_queue.admin.actions.perform import attempt, record
 from relay_queue.admin.dashboard import charts, panels
 from relay_queue.admin.dashboard.links import Links, counted, linked
-from relay_queue.admin.formatting import Fact
+from relay_queue.admin.formatting import Fact, column, named_column, number_column
 from relay_queue.admin.reading import DetailAdmin
 from relay_queue.models import Job, Queue, QueueCount, Worker
+from relay_queue.operations import SET_LIMITS
 from relay_queue.quantities import duration, number, percent
 from relay_queue.query import history, status
 from relay_queue.query.history import RecentStats
 from relay_queue.query.status import LOOKED_AT_FOR_OLDEST, QueueStatus
 from relay_queue.states import UNFINISHED, State
+from relay_queue.store.queues import MAX_LIMIT
 
-COUNTED: Final = frozenset({"unfinished", "ready", "running", "dead"})
-"""Columns with numbers of jobs, from the counters."""
+(LIMITS,) = SET_LIMITS.buttons
 
 MOST_NEXT: Final = 5
 NEXT_LOOKED_AT: Final = 100
@@ -38,19 +46,65 @@ MOST_WORKERS: Final = 20
 WORKERS_LOOKED_AT: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A job that is next in line for a claim."""
+def _limit_field(label: Any, help_text: Any) -> forms.IntegerField:
+    return forms.IntegerField(
+        label=label,
+        help_text=help_text,
+        required=False,
+        show_hidden_initial=True,
+        min_value=0,
+        max_value=MAX_LIMIT,
+    )
 
-    job: SafeString
-    task: SafeString
-    priority: SafeString
-    waits: SafeString
+
+class LimitsForm(forms.Form):
+    """The limits of one queue. The form sends the shown limits along, to find the changes."""
+
+    capacity = _limit_field(
+        gettext_lazy("Capacity"),
+        gettext_lazy("Unfinished jobs that the queue admits. Empty: no limit."),
+    )
+    max_running = _limit_field(
+        gettext_lazy("Max running"),
+        gettext_lazy("Jobs of the queue that may run at once. Empty: no limit."),
+    )
+
+    def shown(self, name: str) -> int | None:
+        """Return the limit that the page showed; no limit for a text that it cannot have sent."""
+        try:
+            return self.fields[name].to_python(self.data.get(self[name].html_initial_name))
+        except forms.ValidationError:
+            return None
+
+    def wanted(self) -> dict[str, int | None]:
+        """Return the limits that differ from those that the page showed."""
+        values = self.cleaned_data
+        return {name: values[name] for name in self.fields if values[name] != self.shown(name)}
+
+    def overtaken(self, now: Mapping[str, int | None]) -> LimitsForm:
+        """Return the form for another try, with the limits that were set meanwhile."""
+        data = dict(self.data.items())
+        for name, value in now.items():
+            data[self[name].html_initial_name] = "" if value is None else str(value)
+        form = LimitsForm(data)
+        for name, value in now.items():
+            form.add_error(name, _overtaken(self.shown(name), value))
+        return form
+
+
+def _claims(queue: Queue) -> SafeString:
+    """Return the badge of whether workers claim from a queue."""
+    if queue.paused_at is None:
+        return formatting.badge("running", _("Open"), formatting.PLAY)
+    return formatting.badge("paused", _("Paused"), formatting.PAUSE)
 
 
 @admin.register(Queue)
-class QueueAdmin(QueueActions, DetailAdmin):
-    """Queues by name."""
+class QueueAdmin(Actions, DetailAdmin):
+    """Queues by name, with the actions on them and the page of the limits of one."""
+
+    row_actions: ClassVar[tuple[Action, ...]] = QUEUE_ACTIONS
+    actions_model = Queue
 
     list_display = (
         "name",
@@ -63,6 +117,7 @@ class QueueAdmin(QueueActions, DetailAdmin):
         "leases_admitted",
         "aging",
     )
+    counted = frozenset({"unfinished", "ready", "running", "dead"})
     search_fields = ("name",)
     change_form_template = "admin/relay_queue/queue.html"
 
@@ -72,66 +127,62 @@ class QueueAdmin(QueueActions, DetailAdmin):
         title = _("Queue %(name)s") % {"name": shown.pk}
         return {"title": title, **_context(request, shown, links)}
 
-    def get_list_display(self, request: HttpRequest) -> Any:
-        """Leave out the numbers of jobs where they count some that this person may not see."""
-        shown = super().get_list_display(request)
-        if sight.counters_tell(request, self.admin_site, Queue):
-            return shown
-        return [column for column in shown if column not in COUNTED]
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs from the counters, which are few rows and exact."""
-        counted: QuerySet[Any] = (
-            super()
-            .get_queryset(request)
-            .annotate(
-                n_unfinished=_jobs(*UNFINISHED),
-                n_ready=_jobs(State.READY),
-                n_running=_jobs(State.RUNNING),
-                n_dead=_jobs(State.DEAD),
-            )
+        rows: QuerySet[Any] = super().get_queryset(request)
+        return rows.annotate(
+            n_unfinished=_jobs(*UNFINISHED),
+            n_ready=_jobs(State.READY),
+            n_running=_jobs(State.RUNNING),
+            n_dead=_jobs(State.DEAD),
         )
-        return counted
 
-    @admin.display(description=gettext_lazy("unfinished"))
-    def unfinished(self, queue: Any) -> SafeString:
-        """Show how many jobs count against the capacity."""
-        return formatting.count(gettext_lazy("unfinished"), queue.n_unfinished)
+    unfinished = number_column(gettext_lazy("unfinished"), "n_unfinished")
+    ready = number_column(gettext_lazy("ready"), "n_ready")
+    running = number_column(gettext_lazy("running"), "n_running")
+    dead = number_column(gettext_lazy("dead letters"), "n_dead")
+    claims = column(gettext_lazy("claims"), _claims)
+    jobs_admitted = number_column(gettext_lazy("capacity"), "capacity")
+    leases_admitted = number_column(gettext_lazy("max running"), "max_running")
+    aging = named_column(gettext_lazy("aging"), lambda queue: duration(queue.aging_seconds))
 
-    @admin.display(description=gettext_lazy("ready"))
-    def ready(self, queue: Any) -> SafeString:
-        """Show how many jobs a worker could claim now."""
-        return formatting.count(gettext_lazy("ready"), queue.n_ready)
+    def get_urls(self) -> list[URLPattern]:
+        """Add the page of the limits."""
+        view, name = self.admin_site.admin_view(self.limits_view), self.url_name("limits")
+        return [path("<path:object_id>/limits/", view, name=name), *super().get_urls()]
 
-    @admin.display(description=gettext_lazy("running"))
-    def running(self, queue: Any) -> SafeString:
-        """Show how many jobs have an open lease."""
-        return formatting.count(gettext_lazy("running"), queue.n_running)
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Show the link to the limits to those who may set them."""
+        row = options.get("obj")
+        if row is not None and self.has_limit_queue_permission(request):
+            context["relay_limits_url"] = self.address("limits", quote(row.pk))
+        return super().render_change_form(request, context, *args, **options)
 
-    @admin.display(description=gettext_lazy("dead letters"))
-    def dead(self, queue: Any) -> SafeString:
-        """Show how many dead letters an operator may requeue or discard."""
-        return formatting.count(gettext_lazy("dead letters"), queue.n_dead)
+    def has_limit_queue_permission(self, request: HttpRequest) -> bool:
+        """Ask for the permission to set limits."""
+        return bool(request.user.has_perm(f"{APP}.{LIMITS.permission}"))
 
-    @admin.display(description=gettext_lazy("claims"))
-    def claims(self, queue: Queue) -> SafeString:
-        """Show whether the queue is open or paused."""
-        return claims(queue)
-
-    @admin.display(description=gettext_lazy("capacity"))
-    def jobs_admitted(self, queue: Queue) -> SafeString:
-        """Show how many unfinished jobs the queue admits; a dash without a limit."""
-        return formatting.count(gettext_lazy("capacity"), queue.capacity)
-
-    @admin.display(description=gettext_lazy("max running"))
-    def leases_admitted(self, queue: Queue) -> SafeString:
-        """Show how many of its jobs may run at once; a dash without a limit."""
-        return formatting.count(gettext_lazy("max running"), queue.max_running)
-
-    @admin.display(description=gettext_lazy("aging"))
-    def aging(self, queue: Queue) -> SafeString:
-        """Show after how long a wait a job gains one class of priority."""
-        return formatting.labelled(gettext_lazy("aging"), duration(queue.aging_seconds))
+    def limits_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show the limits of a queue in a form, and set them on POST."""
+        if not self.has_limit_queue_permission(request):
+            raise PermissionDenied
+        queue = self.find(request, unquote(object_id))
+        initial = {"capacity": queue.capacity, "max_running": queue.max_running}
+        form = LimitsForm(request.POST or None, initial=initial)
+        back = self.address("change", quote(queue.pk))
+        if request.method == "POST" and form.is_valid():
+            overtaken = attempt(request, lambda: _set_limits(queue, form, request.user.pk))
+            if not overtaken:
+                if overtaken is not None:
+                    messages.success(request, _("The limits of queue %s are set.") % queue)
+                return redirect(back)
+            form = form.overtaken(overtaken)
+        title = _("Limits of queue %s") % queue
+        return self.respond(
+            request, "acts/limits.html", title=title, row=queue, form=form, back=back
+        )
 
 
 def _jobs(*states: State) -> Coalesce:
@@ -142,10 +193,10 @@ def _jobs(*states: State) -> Coalesce:
 
 def _context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
     """Return what the template of the page needs."""
-    now = clock.now(request)
+    now = sight.now(request)
     return {
         "queue": queue,
-        "badge": claims(queue),
+        "badge": _claims(queue),
         **_standing(request, queue, now, links),
         **_next(request, queue, now, links),
         **_workers(request, queue, now, links),
@@ -172,17 +223,8 @@ def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -
         ],
         "pieces": panels.pieces(found),
         "lately": _lately(hour),
-        "chart": charts.throughput(
-            "hour", _("Last hour, by minute"), hour.spans, timedelta(minutes=1)
-        ),
+        "chart": charts.last_hour(hour.spans),
     }
-
-
-def claims(queue: Queue) -> SafeString:
-    """Return the badge of whether workers claim from a queue."""
-    if queue.paused_at is None:
-        return formatting.badge("running", _("Open"), formatting.PLAY)
-    return formatting.badge("paused", _("Paused"), formatting.PAUSE)
 
 
 def _oldest_wait(found: QueueStatus) -> Fact:
@@ -231,12 +273,14 @@ def _next(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> di
     return {
         "may_see_jobs": True,
         "next": [
-            Waiting(
-                job=linked(job.pk, links.job(job.pk)),
-                task=formatting.task(job),
-                priority=formatting.priority(job, now),
-                waits=formatting.moment(job.available_at, formatting.passed(job.available_at, now)),
-            )
+            {
+                "job": linked(job.pk, links.job(job.pk)),
+                "task": formatting.task(job),
+                "priority": formatting.priority(job, now),
+                "waits": formatting.moment(
+                    job.available_at, formatting.passed(job.available_at, now)
+                ),
+            }
             for job in found
         ],
         "ready_url": links.jobs(State.READY, queue.pk),
@@ -259,3 +303,32 @@ def _workers(request: HttpRequest, queue: Queue, now: datetime, links: Links) ->
     ]
     more = len(serving) - len(shown)
     return {"may_see_workers": True, "workers": shown, "more_workers": more}
+
+
+def _set_limits(queue: Queue, form: LimitsForm, user_id: Any) -> dict[str, int | None]:
+    """Set the limits that differ, unless another operator has changed one of them meanwhile.
+
+    Returns the limits that were changed meanwhile, with their present values; if there are any,
+    nothing is set.
+    """
+    with store.transaction() as tx:
+        now, wanted = store.hold_limits(tx, queue.pk), form.wanted()
+        changes = {name: value for name, value in wanted.items() if now[name] != value}
+        overtaken = {name: now[name] for name in changes if now[name] != form.shown(name)}
+        if changes and not overtaken:
+            store.set_limits(tx, queue.pk, **changes)
+            change = ", ".join(f"{name} to {value}" for name, value in changes.items())
+            record(user_id, Queue, [(queue.pk, str(queue), change)], LIMITS.name, changes)
+    return overtaken
+
+
+def _overtaken(shown: int | None, now: int | None) -> str:
+    text = _(
+        "Nothing was changed: this page showed %(shown)s, and somebody has set %(now)s meanwhile. "
+        "Set it once more to replace that."
+    )
+    said = {
+        name: _("no limit") if value is None else number(value)
+        for name, value in (("shown", shown), ("now", now))
+    }
+    return text % said

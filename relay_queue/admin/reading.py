@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -67,6 +70,29 @@ class ReadingAdmin(ModelAdmin):
 
     linked: ClassVar[frozenset[str]] = frozenset()
     """Conditions that links of other pages have, and that are no filter of the list."""
+
+    def url_name(self, page: str) -> str:
+        """Return the name of an address of this model, as Django's admin names its own."""
+        return f"{self.opts.app_label}_{self.opts.model_name}_{page}"
+
+    def address(self, page: str, *args: Any) -> str:
+        """Return the address of a page of this model at this site."""
+        return reverse(f"{self.admin_site.name}:{self.url_name(page)}", args=args)
+
+    def find(self, request: HttpRequest, object_id: Any) -> Any:
+        """Return the row with a key. Raises `Http404`, or `PermissionDenied` if it is hidden."""
+        row = self.get_object(request, str(object_id))
+        if row is None:
+            raise Http404
+        if not self.has_view_permission(request, row):
+            raise PermissionDenied
+        return row
+
+    def respond(self, request: HttpRequest, template: str, **context: Any) -> TemplateResponse:
+        """Return a page of the site from one of Relay's templates."""
+        own = {"opts": self.opts, "media": self.media}
+        context = {**self.admin_site.each_context(request), **own, **context}
+        return TemplateResponse(request, f"admin/relay_queue/{template}", context)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Use a list whose rows have the time of the request."""
@@ -152,6 +178,16 @@ class DetailAdmin(ReadingAdmin):
                 "relay_queue/detail.css",
             ]
         }
+
+    counted: ClassVar[frozenset[str]] = frozenset()
+    """Columns with numbers from counters, which count jobs that a viewer may not see, too."""
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Leave out the numbers that count jobs which this person may not see."""
+        shown = super().get_list_display(request)
+        if sight.counters_tell(request, self.admin_site, self.model):
+            return shown
+        return [column for column in shown if column not in self.counted]
 
     def detail(self, request: HttpRequest, shown: Any) -> Mapping[str, object]:
         """Return the title of the page and what its template shows of the row."""

@@ -1,13 +1,15 @@
-"""Sight: which rows a viewer may see at one admin site, and which parts of them.
+"""Sight: which rows a viewer may see at one admin site, which parts of them, and at which time.
 
 A project limits a site by ``get_queryset`` and the permissions of the pages that it registers
 there. Pages that show rows of another table ask this module, so that one limit holds on every page.
+What several parts of a page need is read once for a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, Final, TypeVar
 
 from django.contrib.admin import AdminSite
 from django.contrib.admin.exceptions import NotRegistered
@@ -17,8 +19,11 @@ from django.http import HttpRequest
 
 from relay_queue import conf
 from relay_queue.models import Job, Lease, Worker
+from relay_queue.query import lists, looks
+from relay_queue.query.lists import Names
 
 APP: Final = Job._meta.app_label
+T = TypeVar("T")
 
 
 def page_of(site: AdminSite, model: type[Model]) -> Any | None:
@@ -94,6 +99,39 @@ def name_workers(request: HttpRequest, site: AdminSite, found: Iterable[Any]) ->
         workers = rows(request, site, Worker).in_bulk(ids)
     for lease in found:
         lease.shown_worker = workers.get(lease.worker_id)
+
+
+def now(request: HttpRequest) -> datetime:
+    """Return the time to which a page counts: the database's, which leases follow."""
+    return _once(request, "_relay_now", looks.now)
+
+
+def all_names(request: HttpRequest) -> Names:
+    """Return the names of all queues and tasks.
+
+    A plan of a list needs all of them: it finds nothing in a queue whose name is missing.
+    """
+    return _once(request, "_relay_names", lists.read_names)
+
+
+def names(request: HttpRequest, site: AdminSite) -> Names:
+    """Return the names to offer to a viewer: those of jobs that they may see at a site."""
+
+    def read() -> Names:
+        known = all_names(request)
+        if not limits_jobs(request, site):
+            return known
+        return lists.names_among(known, jobs(request, site))
+
+    return _once(request, "_relay_names_shown", read)
+
+
+def _once(request: HttpRequest, name: str, read: Callable[[], T]) -> T:
+    """Return what the first call for a request has read."""
+    if not hasattr(request, name):
+        setattr(request, name, read())
+    kept: T = getattr(request, name)
+    return kept
 
 
 def limits_jobs(request: HttpRequest, site: AdminSite) -> bool:

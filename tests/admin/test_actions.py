@@ -322,7 +322,7 @@ def test_audit_is_written_after_the_commit_if_people_live_elsewhere(
     client = person("cancel_job")
     job_id = job_in("ready")
     monkeypatch.setattr(
-        "relay_queue.admin.actions.audit.router.db_for_write", lambda *_: "elsewhere"
+        "relay_queue.admin.actions.perform.router.db_for_write", lambda *_: "elsewhere"
     )
     with django_capture_on_commit_callbacks() as callbacks:
         client.post(url(job_id, "cancel"), YES)
@@ -340,7 +340,7 @@ def test_audit_and_act_are_one_where_they_share_a_database(monkeypatch: pytest.M
     def refuse(*_: Any, **__: Any) -> None:
         raise QueueFull("audit", 0)
 
-    monkeypatch.setattr("relay_queue.admin.actions.audit.record", refuse)
+    monkeypatch.setattr("relay_queue.admin.actions.perform.record", refuse)
     with pytest.raises(QueueFull):
         perform.perform(ACTS["cancel"], 1, Job, [job_id], {})
     assert state_of(job_id) == "ready"

@@ -13,7 +13,7 @@ from django.test import Client
 
 from relay_queue import clock, store
 from relay_queue.admin.actions import bulk, jobs, matching
-from relay_queue.admin.actions.destination import destination
+from relay_queue.admin.actions.bulk import destination
 from relay_queue.exceptions import ConfigurationError
 from relay_queue.models import BulkAct, Job
 from relay_queue.store.prune import MOST_LEASES

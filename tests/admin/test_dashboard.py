@@ -16,7 +16,8 @@ from django.test.utils import CaptureQueriesContext
 
 from relay_queue import clock, store
 from relay_queue.admin import DashboardAdmin
-from relay_queue.admin.dashboard import attention, panels
+from relay_queue.admin.dashboard import page as dashboard
+from relay_queue.admin.dashboard import panels
 from relay_queue.models import Dashboard
 from relay_queue.query import status
 from relay_queue.query.status import Overview
@@ -379,7 +380,7 @@ def test_thousands_of_queues_make_a_bounded_page_that_leads_to_the_search(
     assert "2,950 more" in page
     assert 'href="/admin/relay_queue/queue/"' in page
     notices = page.count('class="relay-notice relay-notice--')
-    assert notices == attention.MOST_NOTICES + 1
+    assert notices == dashboard.MOST_NOTICES + 1
     assert "2,981 notices more." in page, "each paused queue, and that no worker is alive"
     assert len(page) < 1.1 * small < 300_000
     assert "Search all queues" not in text(viewer)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay_queue.admin import redacting, texts
-from relay_queue.admin.redacting import Redactor
+from relay_queue.admin import texts
 
 SECRET = "hunter2"
 
@@ -46,7 +45,7 @@ def test_name_hides_its_value_in_any_case_and_in_texts(settings: Any, value: Any
     assert SECRET not in shown
     assert "Grace" in shown
     assert SECRET not in texts.result("no.task", json.dumps(value))
-    assert SECRET not in json.dumps(Redactor(("password", "api_key", "Größe")).all(value))
+    assert SECRET not in json.dumps(texts.Redactor(("password", "api_key", "Größe")).all(value))
 
 
 def test_text_without_a_name_stays_as_it_is(settings: Any) -> None:
@@ -125,8 +124,8 @@ def test_wrappers_in_a_circle_hide_all(settings: Any, put: Callable[[Any], str])
     settings.RELAY = {"REDACT": ["password"]}
     one = _unmarked(_sends)
     one.__wrapped__ = one  # type: ignore[attr-defined]
-    layers = list(redacting._layers(put(_Task(one))))
-    assert len(layers) == redacting.MOST_LAYERS
+    layers = list(texts._layers(put(_Task(one))))
+    assert len(layers) == texts.MOST_LAYERS
 
 
 class _Counted(list[Any]):
@@ -142,7 +141,7 @@ class _Counted(list[Any]):
 
 def test_nothing_behind_the_limit_is_laid_out_or_looked_at() -> None:
     value = _Counted([[]] * 300_000)
-    shown = texts._cut(texts.pieces(value, Redactor(("password",))))
+    shown = texts._cut(texts.pieces(value, texts.Redactor(("password",))))
     assert len(shown) < texts.MOST_SHOWN_CHARS + 100
     assert shown.endswith("only 20,000 characters are shown")
     assert _Counted.asked < texts.MOST_SHOWN_CHARS
@@ -158,7 +157,7 @@ def test_very_many_hidden_arguments_are_worded_once(
         worded.append("(hidden)")
         return worded[-1]
 
-    monkeypatch.setattr(redacting, "hidden", word)
+    monkeypatch.setattr(texts, "hidden", word)
     shown = texts.arguments("no.task", json.dumps({"args": [SECRET] * 10_000, "kwargs": {}}))
     assert SECRET not in shown
     assert len(worded) == 1

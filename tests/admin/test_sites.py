@@ -14,8 +14,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from relay_queue.admin import sight
 from relay_queue.admin.actions import bulk, jobs, matching
-from relay_queue.admin.lists import names
 from relay_queue.models import BulkAct, Job, Queue
 from relay_queue.testing import run_pending
 from tests.admin import tenants
@@ -165,7 +165,7 @@ def test_bulk_act_from_the_dead_letters_follows_the_page_of_jobs(ann: Client) ->
 def test_filters_offer_only_names_of_jobs_that_are_shown(ann: Client) -> None:
     for page in ("job/", "lease/"):
         request = ann.get(f"{SITE}{page}").wsgi_request
-        offered = names.shown(request, tenants.tenants)
+        offered = sight.names(request, tenants.tenants)
         assert offered.queues == ["ann-mail"]
         assert "bob.tasks.payroll" not in offered.tasks
 

@@ -9,20 +9,56 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from django.conf import settings
 from django.contrib.auth import get_user_model
 
 from relay_queue import conf, store
-from relay_queue.admin.actions import audit, matching
+from relay_queue.admin.actions import matching
 from relay_queue.admin.actions.catalogue import JobAction, job_action
-from relay_queue.admin.actions.destination import destination
+from relay_queue.admin.actions.perform import record
+from relay_queue.backend import RelayBackend
+from relay_queue.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
 from relay_queue.context import RelayContext
-from relay_queue.exceptions import Fatal, InvalidJob, QueueFull, Snooze
+from relay_queue.exceptions import ConfigurationError, Fatal, InvalidJob, QueueFull, Snooze
 from relay_queue.models import BulkAct
 from relay_queue.store.operate import BATCH
 from relay_queue.task import task
 
 TURN_SECONDS: Final = 20.0
 """Seconds of work in one attempt; then it snoozes, uncharged, to make room for other jobs."""
+
+
+def destination() -> tuple[str, str]:
+    """Return the alias of ``TASKS`` and the queue for the jobs of bulk acts.
+
+    Raises `ConfigurationError` if no alias or queue serves.
+    """
+    alias = conf.get().acts_backend or _first_alias()
+    if alias not in settings.TASKS or not isinstance(task_backends[alias], RelayBackend):
+        raise ConfigurationError(
+            f'RELAY["ACTS_BACKEND"] is {alias!r}, which is no alias of TASKS that Relay backs.'
+        )
+    admitted = list(settings.TASKS[alias].get("QUEUES", [DEFAULT_TASK_QUEUE_NAME]))
+    queue = conf.get().acts_queue or _first_queue(admitted)
+    if admitted and queue not in admitted:
+        raise ConfigurationError(
+            f'RELAY["ACTS_QUEUE"] is {queue!r}, which TASKS[{alias!r}] does not admit; '
+            f"its QUEUES are {', '.join(admitted)}."
+        )
+    return alias, queue
+
+
+def _first_alias() -> str:
+    for alias in settings.TASKS:
+        if isinstance(task_backends[alias], RelayBackend):
+            return str(alias)
+    raise ConfigurationError("No alias of TASKS is backed by Relay, so nobody would do bulk acts.")
+
+
+def _first_queue(admitted: list[str]) -> str:
+    known = admitted or list(conf.get().queues or [DEFAULT_TASK_QUEUE_NAME])
+    return DEFAULT_TASK_QUEUE_NAME if DEFAULT_TASK_QUEUE_NAME in known else known[0]
+
 
 _backend, _queue = destination()
 
@@ -102,4 +138,4 @@ def _finish(bulk: BulkAct, stop_reason: str) -> None:
         if store.finish_bulk(tx, bulk.pk, stop_reason) and user is not None:
             numbers = {"changed": bulk.changed, "skipped": bulk.skipped}
             change = f"progress to {'stopped' if stop_reason else 'finished'}"
-            audit.record(user.pk, BulkAct, [(bulk.pk, str(bulk), change)], bulk.act, numbers)
+            record(user.pk, BulkAct, [(bulk.pk, str(bulk), change)], bulk.act, numbers)

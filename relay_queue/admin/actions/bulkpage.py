@@ -10,7 +10,7 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet, Value
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
@@ -21,17 +21,59 @@ from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
 from relay_queue.admin import formatting, sight
-from relay_queue.admin.actions import audit
 from relay_queue.admin.actions.catalogue import Action, job_action
 from relay_queue.admin.actions.matching import MOST_COUNTED
 from relay_queue.admin.actions.pages import pressed_nothing
-from relay_queue.admin.actions.perform import attempt
+from relay_queue.admin.actions.perform import attempt, record
 from relay_queue.admin.dashboard.links import Links
+from relay_queue.admin.formatting import age_column, column, named_column, number_column
 from relay_queue.admin.lists import searching
 from relay_queue.admin.reading import ReadingAdmin
 from relay_queue.models import BulkAct, Job
 from relay_queue.quantities import number
 from relay_queue.states import TERMINAL, State
+
+
+def filter_text(bulk: Any) -> str:
+    """Return the filters of a bulk act in words, as the address of the list has them.
+
+    A search in keys and errors is hidden from those who may not view such texts.
+    """
+    pairs = parse_qsl(bulk.filters)
+    if _is_secret(bulk):
+        pairs = [(name, str(_("(hidden)")) if name == SEARCH_VAR else text) for name, text in pairs]
+    said = (f"{name.removesuffix('__exact').replace('__', ' ')}: {text}" for name, text in pairs)
+    return ", ".join(said) or str(_("every job"))
+
+
+def _is_secret(bulk: Any) -> bool:
+    """Say whether the filter has a text that this viewer may not see."""
+    term = searching.parse(dict(parse_qsl(bulk.filters)).get(SEARCH_VAR, ""))
+    return term is not None and term.kind in searching.SECRET and not bulk.sees_payload
+
+
+def _found(bulk: BulkAct) -> str:
+    """Return how many jobs matched at the start; more than ``MOST_COUNTED`` are not counted."""
+    return f"> {number(MOST_COUNTED)}" if bulk.matched is None else number(bulk.matched)
+
+
+def _label(bulk: BulkAct) -> str:
+    action = job_action(bulk.act)
+    return bulk.act if action is None else str(action.label)
+
+
+def _badge(bulk: BulkAct) -> SafeString:
+    if bulk.cancelled_at is not None:
+        return formatting.badge(State.CANCELLED, _("Ended by hand"), formatting.SLASHED)
+    if bulk.stop_reason:
+        why = formatting.error(bulk.stop_reason)
+        stopped = formatting.badge(State.DEAD, _("Stopped"), formatting.CROSS)
+        return format_html("{}<br>{}", stopped, why)
+    if bulk.finished_at is not None:
+        return formatting.badge(State.SUCCEEDED, _("Done"), formatting.CHECK)
+    if bulk.position:
+        return formatting.badge(State.RUNNING, _("At work"), formatting.PLAY)
+    return formatting.badge(State.READY, _("Waits"), formatting.LINES)
 
 
 @admin.register(BulkAct)
@@ -69,56 +111,23 @@ class BulkActAdmin(ReadingAdmin):
         own = obj is not None and obj.user_id == str(request.user.pk)
         return own or super().has_view_permission(request, obj)
 
-    @admin.display(description=gettext_lazy("act"))
-    def called(self, bulk: BulkAct) -> str:
-        """Show the label of the action, as a link to the page of the bulk act."""
-        return _label(bulk)
-
-    @admin.display(description=gettext_lazy("state"))
-    def standing(self, bulk: BulkAct) -> SafeString:
-        """Show whether it waits, works or has ended, and why it was stopped."""
-        return _badge(bulk)
-
-    @admin.display(description=gettext_lazy("filter"))
-    def asked_for(self, bulk: BulkAct) -> str:
-        """Show the filter by which the jobs were chosen."""
-        return filter_text(bulk)
-
-    @admin.display(description=gettext_lazy("found"))
-    def found(self, bulk: BulkAct) -> SafeString:
-        """Show how many jobs matched at the start; more than 100,000 are not counted."""
-        if bulk.matched is None:
-            return formatting.labelled(gettext_lazy("found"), f"> {number(MOST_COUNTED)}")
-        return formatting.count(gettext_lazy("found"), bulk.matched)
-
-    @admin.display(description=gettext_lazy("changed"))
-    def was_changed(self, bulk: BulkAct) -> SafeString:
-        """Show how many jobs the action has changed so far."""
-        return formatting.count(gettext_lazy("changed"), bulk.changed)
-
-    @admin.display(description=gettext_lazy("had moved on"))
-    def had_moved_on(self, bulk: BulkAct) -> SafeString:
-        """Show how many jobs had another state by the time of their batch."""
-        return formatting.count(gettext_lazy("had moved on"), bulk.skipped)
-
-    @admin.display(description=gettext_lazy("asked"))
-    def asked(self, bulk: Any) -> SafeString:
-        """Show how long ago the operator asked for it."""
-        return formatting.labelled(gettext_lazy("asked"), formatting.ago(bulk.created_at, bulk.now))
-
-    @admin.display(description=gettext_lazy("ended"))
-    def ended(self, bulk: Any) -> SafeString:
-        """Show how long ago it ended; a dash while it goes on."""
-        return formatting.labelled(
-            gettext_lazy("ended"), formatting.ago(bulk.finished_at, bulk.now)
-        )
+    called = column(gettext_lazy("act"), _label)
+    standing = column(gettext_lazy("state"), _badge)
+    asked_for = column(gettext_lazy("filter"), filter_text)
+    found = named_column(gettext_lazy("found"), _found)
+    was_changed = number_column(gettext_lazy("changed"), "changed")
+    had_moved_on = number_column(gettext_lazy("had moved on"), "skipped")
+    asked = age_column(gettext_lazy("asked"), "created_at")
+    ended = age_column(gettext_lazy("ended"), "finished_at")
 
     def get_urls(self) -> list[URLPattern]:
         """Add the addresses of the progress, which the page fetches repeatedly, and of the end."""
         view = self.admin_site.admin_view
         return [
-            path("<int:bulk_id>/progress/", view(self.progress_view), name=self._name("progress")),
-            path("<int:bulk_id>/end/", view(self.end_view), name=self._name("end")),
+            path(
+                "<int:bulk_id>/progress/", view(self.progress_view), name=self.url_name("progress")
+            ),
+            path("<int:bulk_id>/end/", view(self.end_view), name=self.url_name("end")),
             *super().get_urls(),
         ]
 
@@ -130,62 +139,53 @@ class BulkActAdmin(ReadingAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """Show the progress of a bulk act. No form changes it."""
-        bulk = self._find(request, unquote(object_id))
+        bulk = self.find(request, unquote(object_id))
         if request.method not in {"GET", "HEAD"}:
             return HttpResponseNotAllowed(["GET", "HEAD"])
         action = job_action(bulk.act)
-        context = {
-            **self.admin_site.each_context(request),
+        return self.respond(
+            request,
+            "acts/bulk.html",
             **self._progress(request, bulk),
-            "title": _label(bulk),
-            "effect": "" if action is None else action.effect,
-            "opts": self.opts,
-            "media": self.media,
-            "may_list": self.has_view_permission(request),
-            "may_end": action is not None and self._may_end(request, action),
-            "list_url": self._reverse("changelist"),
-            "progress_url": self._reverse("progress", bulk.pk),
-            "end_url": self._reverse("end", bulk.pk),
-            "filter_url": self._filter_url(bulk),
-            "filter_text": filter_text(bulk),
-            "job_url": self._job_url(request, bulk),
-        }
-        return TemplateResponse(request, "admin/relay_queue/acts/bulk.html", context)
+            title=_label(bulk),
+            effect="" if action is None else action.effect,
+            may_list=self.has_view_permission(request),
+            may_end=self._may_end(request, action),
+            list_url=self.address("changelist"),
+            progress_url=self.address("progress", bulk.pk),
+            end_url=self.address("end", bulk.pk),
+            filter_url=self._filter_url(bulk),
+            filter_text=filter_text(bulk),
+            job_url=self._job_url(request, bulk),
+        )
 
     def progress_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """Return the part of the page that changes: headline, bar and numbers."""
-        bulk = self._find(request, bulk_id)
+        bulk = self.find(request, bulk_id)
         context = self._progress(request, bulk)
         return TemplateResponse(request, "admin/relay_queue/acts/progress.html", context)
 
     def end_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """End a bulk act after the batch that is under way."""
-        bulk = self._find(request, bulk_id)
+        bulk = self.find(request, bulk_id)
         if request.method != "POST":
-            return pressed_nothing(request, self._reverse("change", bulk.pk))
-        action = job_action(bulk.act)
-        if action is None or not self._may_end(request, action):
+            return pressed_nothing(request, self.address("change", bulk.pk))
+        if not self._may_end(request, job_action(bulk.act)):
             raise PermissionDenied
         ended = attempt(request, lambda: _end(bulk, request.user.pk))
         if ended:
             messages.success(request, _("It is ended. What was done stays done."))
         elif ended is not None:
             messages.warning(request, _("It was over already."))
-        return redirect(self._reverse("change", bulk.pk))
+        return redirect(self.address("change", bulk.pk))
 
-    def _may_end(self, request: HttpRequest, action: Action) -> bool:
-        """Ask the page of jobs at this site, as for the action itself."""
+    def _may_end(self, request: HttpRequest, action: Action | None) -> bool:
+        """Ask the page of jobs at this site, as for the action itself; an action that is gone has none who may."""
+        if action is None:
+            return False
         page = sight.page_of(self.admin_site, Job)
         ask = getattr(page, "may_perform", None)
         return bool(request.user.has_perm(action.codename) if ask is None else ask(request, action))
-
-    def _find(self, request: HttpRequest, bulk_id: Any) -> BulkAct:
-        bulk = self.get_object(request, str(bulk_id))
-        if bulk is None:
-            raise Http404
-        if not self.has_view_permission(request, bulk):
-            raise PermissionDenied
-        return bulk  # type: ignore[no-any-return]
 
     def _filter_url(self, bulk: BulkAct) -> str:
         """Return the address of the filtered list; empty if this release has no such list."""
@@ -199,67 +199,21 @@ class BulkActAdmin(ReadingAdmin):
 
     def _job_url(self, request: HttpRequest, bulk: BulkAct) -> str:
         site = self.admin_site
-        if bulk.job_id is None or not sight.may_view(request, site, Job):
-            return ""
-        if not sight.jobs(request, site).filter(pk=bulk.job_id).exists():
+        if bulk.job_id is None or not sight.jobs(request, site).filter(pk=bulk.job_id).exists():
             return ""
         return Links(request, site).job(bulk.job_id)
 
     def _progress(self, request: HttpRequest, bulk: BulkAct) -> dict[str, Any]:
         may_see = sight.may_view_payload(request, self.admin_site)
+        more = _("more than %s") % f"{MOST_COUNTED:,}"
         return {
             "bulk": bulk,
             "headline": _headline(bulk, may_see),
             "dealt_with": bulk.changed + bulk.skipped,
             "changed": f"{bulk.changed:,}",
             "skipped": f"{bulk.skipped:,}",
-            "found": _("more than %s") % f"{MOST_COUNTED:,}"
-            if bulk.matched is None
-            else f"{bulk.matched:,}",
+            "found": more if bulk.matched is None else f"{bulk.matched:,}",
         }
-
-    def _name(self, page: str) -> str:
-        return f"{self.opts.app_label}_{self.opts.model_name}_{page}"
-
-    def _reverse(self, page: str, *args: Any) -> str:
-        return reverse(f"{self.admin_site.name}:{self._name(page)}", args=args)
-
-
-def filter_text(bulk: Any) -> str:
-    """Return the filters of a bulk act in words, as the address of the list has them.
-
-    A search in keys and errors is hidden from those who may not view such texts.
-    """
-    pairs = parse_qsl(bulk.filters)
-    if _is_secret(bulk):
-        pairs = [(name, str(_("(hidden)")) if name == SEARCH_VAR else text) for name, text in pairs]
-    said = (f"{name.removesuffix('__exact').replace('__', ' ')}: {text}" for name, text in pairs)
-    return ", ".join(said) or str(_("every job"))
-
-
-def _is_secret(bulk: Any) -> bool:
-    """Say whether the filter has a text that this viewer may not see."""
-    term = searching.parse(dict(parse_qsl(bulk.filters)).get(SEARCH_VAR, ""))
-    return term is not None and term.kind in searching.SECRET and not bulk.sees_payload
-
-
-def _label(bulk: BulkAct) -> str:
-    action = job_action(bulk.act)
-    return bulk.act if action is None else str(action.label)
-
-
-def _badge(bulk: BulkAct) -> SafeString:
-    if bulk.cancelled_at is not None:
-        return formatting.badge(State.CANCELLED, _("Ended by hand"), formatting.SLASHED)
-    if bulk.stop_reason:
-        why = formatting.error(bulk.stop_reason)
-        stopped = formatting.badge(State.DEAD, _("Stopped"), formatting.CROSS)
-        return format_html("{}<br>{}", stopped, why)
-    if bulk.finished_at is not None:
-        return formatting.badge(State.SUCCEEDED, _("Done"), formatting.CHECK)
-    if bulk.position:
-        return formatting.badge(State.RUNNING, _("At work"), formatting.PLAY)
-    return formatting.badge(State.READY, _("Waits"), formatting.LINES)
 
 
 def _end(bulk: BulkAct, user_id: Any) -> bool:
@@ -267,7 +221,7 @@ def _end(bulk: BulkAct, user_id: Any) -> bool:
         ended = store.cancel_bulk(tx, bulk.pk)
         if ended:
             row = (bulk.pk, str(bulk), "progress to ended by hand")
-            audit.record(user_id, BulkAct, [row], bulk.act)
+            record(user_id, BulkAct, [row], bulk.act)
     return ended
 
 

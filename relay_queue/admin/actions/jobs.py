@@ -18,10 +18,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from relay_queue import conf, store
-from relay_queue.admin.actions import audit, matching
+from relay_queue.admin.actions import matching
 from relay_queue.admin.actions.catalogue import JOB_ACTIONS, Action, Done, JobAction
 from relay_queue.admin.actions.pages import SHOWN_ON_CONFIRMATION, Actions
-from relay_queue.admin.actions.perform import attempt
+from relay_queue.admin.actions.perform import attempt, record
 from relay_queue.admin.lists.searching import as_id
 from relay_queue.exceptions import RelayError
 from relay_queue.models import BulkAct, Job
@@ -203,11 +203,9 @@ def start(new: store.NewBulkAct, user_id: Any) -> tuple[int, bool]:
     """
     # Not at the top: the task is bound to an alias of TASKS, and a project whose console only
     # reads need not have one.
-    from relay_queue.admin.actions.destination import destination
+    from relay_queue.admin.actions.bulk import destination, run_bulk_act
 
     destination()
-    from relay_queue.admin.actions.bulk import run_bulk_act
-
     with store.transaction() as tx:
         bulk_id = store.start_bulk(tx, new)
         if bulk_id is None:
@@ -216,7 +214,7 @@ def start(new: store.NewBulkAct, user_id: Any) -> tuple[int, bool]:
         if result.id:  # not known yet if the alias enqueues on another database's commit
             store.give_bulk_to_job(tx, bulk_id, int(result.id))
         details = {"filters": new.filters, "list": new.listing, "upper_id": new.upper_id}
-        audit.record(
+        record(
             user_id,
             BulkAct,
             [(bulk_id, str(BulkAct(pk=bulk_id, act=new.act)), "progress to begun")],

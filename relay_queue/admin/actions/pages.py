@@ -14,8 +14,7 @@ from django.db.models import Model, QuerySet
 from django.forms import Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.shortcuts import redirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
@@ -66,8 +65,7 @@ class Actions(Base):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the address that the buttons post to."""
-        view = self.admin_site.admin_view(self.action_view)
-        name = f"{self.opts.app_label}_{self.opts.model_name}_act"
+        view, name = self.admin_site.admin_view(self.action_view), self.url_name("act")
         # Before Django's own addresses, whose last one matches everything.
         return [path("<path:object_id>/act/<slug:name>/", view, name=name), *super().get_urls()]
 
@@ -87,7 +85,7 @@ class Actions(Base):
             Button(
                 action.name,
                 action.label,
-                self.action_url(row, action),
+                self.address("act", quote(row.pk), action.name),
                 action.dangerous,
                 action.why_not(row),
             )
@@ -102,17 +100,13 @@ class Actions(Base):
         """
         return bool(getattr(self, f"has_{action.permission}_permission")(request))
 
-    def action_url(self, row: Model, action: Action) -> str:
-        """Return the address to which the button of an action posts."""
-        return self._reverse("act", quote(row.pk), action.name)
-
     def action_view(self, request: HttpRequest, object_id: str, name: str) -> HttpResponse:
         """Perform one action on one row, after a confirmation if the action asks for one."""
         action = next((action for action in self.row_actions if action.name == name), None)
         if action is None:
             raise Http404
         if request.method != "POST":
-            return pressed_nothing(request, self._reverse("change", quote(unquote(object_id))))
+            return pressed_nothing(request, self.address("change", quote(unquote(object_id))))
         if not self.may_perform(request, action):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
@@ -122,15 +116,15 @@ class Actions(Base):
             text = _("%(one)s %(key)s is not there any more. Nothing was done.")
             one = capfirst(str(self.opts.verbose_name))
             messages.warning(request, text % {"one": one, "key": unquote(object_id)})
-            return redirect(self._reverse("changelist"))
+            return redirect(self.address("changelist"))
         form = self.asked(request, action)
         if not self.confirmed(request, action, form):
-            back = self._reverse("change", quote(row.pk))
+            back = self.address("change", quote(row.pk))
             return self.confirm(request, action, form, rows=[row], count=1, back=back)
         self.perform_and_report(request, action, [row.pk], form)
         if action.deletes and self.get_object(request, unquote(object_id)) is None:
-            return redirect(self._reverse("changelist"))
-        return redirect(self._reverse("change", quote(row.pk)))
+            return redirect(self.address("changelist"))
+        return redirect(self.address("change", quote(row.pk)))
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **options: Any
@@ -200,22 +194,20 @@ class Actions(Base):
     ) -> HttpResponse:
         """Ask whether to perform the action. Nothing has been changed."""
         shown = list(rows)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": f"{action.label}: {self._counted(count, beyond)}",
-            "opts": self.opts,
-            "act": action,
-            "form": form,
-            "rows": shown,
-            "count": count,
-            "beyond": beyond,
-            "more": f"{count - len(shown):,}" if count > len(shown) else "",
-            "hidden": [*hidden, (CONFIRMED, "yes")],
-            "back": back or request.get_full_path(),
-            "media": self.media,
+        return self.respond(
+            request,
+            "acts/confirm.html",
+            title=f"{action.label}: {self._counted(count, beyond)}",
+            act=action,
+            form=form,
+            rows=shown,
+            count=count,
+            beyond=beyond,
+            more=f"{count - len(shown):,}" if count > len(shown) else "",
+            hidden=[*hidden, (CONFIRMED, "yes")],
+            back=back or request.get_full_path(),
             **more,
-        }
-        return TemplateResponse(request, "admin/relay_queue/acts/confirm.html", context)
+        )
 
     def perform_and_report(
         self, request: HttpRequest, action: Action, keys: Sequence[Any], form: Form | None
@@ -247,10 +239,6 @@ class Actions(Base):
         name = opts.verbose_name if count == 1 and not beyond else opts.verbose_name_plural
         text = _("more than %(n)s %(name)s") if beyond else _("%(n)s %(name)s")
         return text % {"n": f"{count:,}", "name": name}
-
-    def _reverse(self, page: str, *args: Any) -> str:
-        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args)
 
 
 def pressed_nothing(request: HttpRequest, page: str) -> HttpResponse:

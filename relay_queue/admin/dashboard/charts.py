@@ -93,6 +93,11 @@ class Chart:
         return format_html_join("", f'<tr><th scope="row">{{}}</th>{cells}</tr>', self.rows)
 
 
+def last_hour(spans: Sequence[Bucket]) -> Chart:
+    """Draw the throughput of the last hour."""
+    return throughput("hour", _("Last hour, by minute"), spans, timedelta(minutes=1))
+
+
 def throughput(key: str, title: str, spans: Sequence[Bucket], step: timedelta) -> Chart:
     """Draw successes upwards and failures downwards, one column for each span."""
     up = nice(max((span.tally.succeeded for span in spans), default=0))

@@ -1,23 +1,42 @@
-"""Panels: the rows of the dashboard's tables, made from an overview."""
+"""Panels: the rows of the dashboard's tables, and its tiles, made from an overview.
+
+A tile is one figure on top of the page, with its meaning and its link.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from relay_queue.admin.dashboard.links import Links, counted, linked
-from relay_queue.admin.formatting import BROKEN, PAUSE, PLAY, SLASHED, age, badge, moment
+from relay_queue.admin.formatting import (
+    BROKEN,
+    CHECK,
+    CROSS,
+    ICONS,
+    LOOP,
+    PAUSE,
+    PLAY,
+    SLASHED,
+    WARNING,
+    age,
+    badge,
+    icon,
+    moment,
+)
 from relay_queue.models import Worker
 from relay_queue.quantities import duration, number, percent, whole_seconds
-from relay_queue.query.history import Histogram, Tally
+from relay_queue.query.history import Histogram, Tally, total
 from relay_queue.query.status import (
+    DAY,
     LOOKED_AT_FOR_OLDEST,
+    MOST_INTERRUPTED,
     SILENT_SECONDS,
     Overview,
     QueueStatus,
@@ -57,40 +76,6 @@ class Meter:
     pieces: list[Piece]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """One queue of the table, or the sum of all."""
-
-    key: str
-    name: str | SafeString
-    badge: str | SafeString
-    pieces: list[Piece]
-    counts: list[SafeString]
-    oldest_wait: str
-    is_bound: bool
-    capacity: Meter | None
-    running: Meter | None
-    succeeded: str
-    failure_rate: str
-    has_failed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """One worker of the table."""
-
-    key: int
-    name: SafeString
-    place: str
-    queues: str
-    badge: SafeString
-    slots: Meter
-    succeeded: str
-    failed: str
-    heartbeat: SafeString
-    started: SafeString
-
-
 def queues(overview: Overview, links: Links) -> dict[str, object]:
     """Return a row for each queue, by name, and how many are left out.
 
@@ -114,7 +99,7 @@ def totals(overview: Overview, links: Links) -> list[SafeString]:
     return [counted(overview.jobs(state), links.jobs(state)) for state in LISTED]
 
 
-def worker_rows(workers: Iterable[WorkerStatus], links: Links) -> list[WorkerRow]:
+def worker_rows(workers: Iterable[WorkerStatus], links: Links) -> list[dict[str, Any]]:
     """Return a row for each worker."""
     return [_worker_row(worker, links) for worker in workers]
 
@@ -146,24 +131,29 @@ def _is_silent(row: Worker, heartbeat_age_seconds: float) -> bool:
     return row.stopped_at is None and heartbeat_age_seconds > SILENT_SECONDS
 
 
-def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> QueueRow:
+def place(row: Worker) -> str:
+    """Return the host and the process id of a worker."""
+    return _("%(host)s, pid %(pid)s") % {"host": row.host, "pid": row.pid}
+
+
+def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> dict[str, Any]:
     counts = [(state, queue.counts.get(state, 0)) for state in STACKED]
-    return QueueRow(
-        key=queue.name,
-        name=linked(queue.name, links.queue(queue.name)),
-        badge=badge("paused", _("Paused"), PAUSE) if queue.paused_at else "",
-        pieces=_pieces(counts, largest),
-        counts=[
+    return {
+        "key": queue.name,
+        "name": linked(queue.name, links.queue(queue.name)),
+        "badge": badge("paused", _("Paused"), PAUSE) if queue.paused_at else "",
+        "pieces": _pieces(counts, largest),
+        "counts": [
             counted(queue.counts.get(state, 0), links.jobs(state, queue.name)) for state in LISTED
         ],
-        oldest_wait=duration(queue.oldest_wait_seconds),
-        is_bound=queue.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST,
-        capacity=capacity_meter(queue.unfinished, queue.capacity),
-        running=running_meter(queue.counts.get(State.RUNNING, 0), queue.max_running),
-        succeeded=number(done.succeeded),
-        failure_rate=percent(done.failure_rate),
-        has_failed=done.failed > 0,
-    )
+        "oldest_wait": duration(queue.oldest_wait_seconds),
+        "is_bound": queue.counts.get(State.READY, 0) > LOOKED_AT_FOR_OLDEST,
+        "capacity": capacity_meter(queue.unfinished, queue.capacity),
+        "running": running_meter(queue.counts.get(State.RUNNING, 0), queue.max_running),
+        "succeeded": number(done.succeeded),
+        "failure_rate": percent(done.failure_rate),
+        "has_failed": done.failed > 0,
+    }
 
 
 def _served(row: Worker) -> str:
@@ -173,21 +163,21 @@ def _served(row: Worker) -> str:
     return ", ".join(queues_of(row)) or _("all")
 
 
-def _worker_row(worker: WorkerStatus, links: Links) -> WorkerRow:
+def _worker_row(worker: WorkerStatus, links: Links) -> dict[str, Any]:
     row = worker.row
     held = linked(_used(worker.open_leases, row.concurrency), links.held_by(row.pk))
-    return WorkerRow(
-        key=row.pk,
-        name=linked(row.name, links.worker(row.pk)),
-        place=_("%(host)s, pid %(pid)s") % {"host": row.host, "pid": row.pid},
-        queues=_served(row),
-        badge=worker_badge(row, worker.heartbeat_age_seconds),
-        slots=Meter(held, _filled(worker.open_leases, row.concurrency)),
-        succeeded=number(row.succeeded),
-        failed=number(row.failed),
-        heartbeat=moment(row.heartbeat_at, age(worker.heartbeat_age_seconds)),
-        started=moment(row.started_at, _up_for(worker)),
-    )
+    return {
+        "key": row.pk,
+        "name": linked(row.name, links.worker(row.pk)),
+        "place": place(row),
+        "queues": _served(row),
+        "badge": worker_badge(row, worker.heartbeat_age_seconds),
+        "slots": Meter(held, _filled(worker.open_leases, row.concurrency)),
+        "succeeded": number(row.succeeded),
+        "failed": number(row.failed),
+        "heartbeat": moment(row.heartbeat_at, age(worker.heartbeat_age_seconds)),
+        "started": moment(row.started_at, _up_for(worker)),
+    }
 
 
 def _up_for(worker: WorkerStatus) -> str:
@@ -246,3 +236,139 @@ def _pieces(counts: list[tuple[State, int]], largest: int) -> list[Piece]:
             pieces.append(Piece(state.value, f"{x:.2f}", f"{min(width, 100 - x):.2f}"))
             x += width
     return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure: its name, its value, and a line below."""
+
+    key: str
+    label: str
+    icon: SafeString
+    value: SafeString
+    below: str | SafeString
+    is_alarming: bool = False
+
+
+def tiles_now(overview: Overview, links: Links) -> list[Tile]:
+    """Return the figures of this moment."""
+    dead = overview.jobs(State.DEAD)
+    return [
+        _tile(overview, links, State.READY, _oldest_wait(overview)),
+        _tile(overview, links, State.RUNNING, _slots(overview)),
+        _tile(overview, links, State.RETRYING, _due(overview, State.RETRYING)),
+        _tile(overview, links, State.SCHEDULED, _due(overview, State.SCHEDULED)),
+        Tile(
+            key="dead",
+            label=_("Dead letters"),
+            icon=icon(CROSS),
+            value=linked(number(dead), links.jobs(State.DEAD) if dead else ""),
+            below=_("%(n)s in 24 h") % {"n": number(total(overview.day).died)},
+            is_alarming=dead > 0,
+        ),
+    ]
+
+
+def tiles_lately(overview: Overview, links: Links) -> list[Tile]:
+    """Return the figures of the last hour and day."""
+    hour, day = total(overview.hour.spans), total(overview.day)
+    since_hour, since_day = overview.hour.spans[0].start, overview.now - DAY
+    refused, cut_short = overview.refused_last_day, overview.interrupted_last_day
+    return [
+        Tile(
+            key="throughput",
+            label=_("Succeeded"),
+            icon=icon(CHECK),
+            value=_figure(hour.succeeded, links.jobs(State.SUCCEEDED, finished_at=since_hour)),
+            below=_("in 1 h; %(day)s in 24 h") % {"day": number(day.succeeded)},
+        ),
+        Tile(
+            key="failures",
+            label=_("Failure rate"),
+            icon=icon(WARNING),
+            value=linked(
+                percent(hour.failure_rate),
+                links.failed(since_hour) if hour.failed else "",
+            ),
+            below=_("in 1 h; %(rate)s in 24 h") % {"rate": percent(day.failure_rate)},
+        ),
+        _workers(overview, links),
+        Tile(
+            key="refused",
+            label=_("Refused acks"),
+            icon=icon(BROKEN),
+            value=_figure(refused, links.refused(since_day)),
+            below=_("in 24 h, came too late"),
+        ),
+        Tile(
+            key="interrupted",
+            label=_("May run twice"),
+            icon=icon(LOOP),
+            value=_figure(cut_short, links.interrupted(since_day), cut_short >= MOST_INTERRUPTED),
+            below=_("in 24 h, were cut short"),
+        ),
+    ]
+
+
+def _tile(overview: Overview, links: Links, state: State, below: str | SafeString) -> Tile:
+    n = overview.jobs(state)
+    return Tile(
+        key=state.value,
+        label=str(state.label),
+        icon=icon(ICONS[state]),
+        value=_figure(n, links.jobs(state)),
+        below=below,
+    )
+
+
+def _workers(overview: Overview, links: Links) -> Tile:
+    live = [worker for worker in overview.workers if worker.row.stopped_at is None]
+    silent = sum(is_silent(worker) for worker in live)
+    youngest = min((worker.heartbeat_age_seconds for worker in live), default=None)
+    if silent:
+        below = ngettext("%(n)s is silent", "%(n)s are silent", silent) % {"n": number(silent)}
+    elif youngest is None:
+        below = _("none has reported")
+    else:
+        below = _("heard of %(ago)s") % {"ago": age(youngest)}
+    return Tile(
+        key="workers",
+        label=_("Workers alive"),
+        icon=icon(PLAY),
+        value=_figure(len(live) - silent, links.workers()),
+        below=below,
+        is_alarming=silent > 0 or not live,
+    )
+
+
+def _figure(n: int, address: str, is_bound: bool = False) -> SafeString:
+    text = f"{number(n)}+" if is_bound else number(n)
+    return linked(text, address if n else "")
+
+
+def _oldest_wait(overview: Overview) -> str:
+    waits = [queue.oldest_wait_seconds for queue in overview.queues]
+    longest = max((wait for wait in waits if wait is not None), default=None)
+    if longest is None:
+        return _("nothing waits")
+    return _("oldest waits %(time)s") % {"time": duration(longest)}
+
+
+def _slots(overview: Overview) -> str:
+    live = [worker for worker in overview.workers if worker.row.stopped_at is None]
+    slots = sum(worker.row.concurrency for worker in live)
+    return ngettext("of %(n)s slot", "of %(n)s slots", slots) % {"n": number(slots)}
+
+
+def _due(overview: Overview, state: State) -> str | SafeString:
+    due = overview.next_due.get(state)
+    if due is not None:
+        return moment(due, _in(due, overview.now))
+    return _("next is due later") if overview.jobs(state) else _("none")
+
+
+def _in(due: datetime, now: datetime) -> str:
+    seconds = (due - now).total_seconds()
+    if seconds <= 0:
+        return _("next is due now")
+    return _("next in %(time)s") % {"time": duration(whole_seconds(max(1.0, seconds)))}

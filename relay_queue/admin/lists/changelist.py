@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple
 
 from django.contrib import messages
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -19,8 +18,7 @@ from django.utils.timezone import is_aware
 from django.utils.translation import gettext as _
 
 from relay_queue import conf
-from relay_queue.admin import clock, sight
-from relay_queue.admin.lists import names, searching
+from relay_queue.admin import sight
 from relay_queue.admin.lists.pages import (
     JUMPS,
     Link,
@@ -31,7 +29,7 @@ from relay_queue.admin.lists.pages import (
 )
 from relay_queue.models import QueueCount
 from relay_queue.query.list_plans import Criteria
-from relay_queue.query.lists import Counted, IndexScan, Names, ScanReader
+from relay_queue.query.lists import Counted, IndexScan, ScanReader
 
 ANCHOR_VAR: Final = "at"
 PACKAGE: Final = "relay_queue."
@@ -44,34 +42,6 @@ class Shown(NamedTuple):
     address: str | None
 
 
-class AskingFilter(Protocol):
-    """A filter that can add its choice to the criteria."""
-
-    def add_to(self, asked: Criteria) -> None:
-        """Add the choice to the criteria."""
-
-
-class ScannedList(Protocol):
-    """What a list needs of the admin of its model."""
-
-    counted: bool
-
-    def whole(self) -> QuerySet[Any]:
-        """Return the rows of the list where no project limits them."""
-
-    def parse_search(self, request: HttpRequest, text: str) -> searching.Term | None:
-        """Parse the text of the search; a kind that this person may not search by is a fault."""
-
-    def criteria(self) -> Criteria:
-        """Return the criteria of the list without any filter."""
-
-    def plan(self, asked: Criteria, known: Names) -> IndexScan:
-        """Choose the index to scan for the criteria."""
-
-    def rows(self, request: HttpRequest, ids: Sequence[int]) -> Mapping[int, Any]:
-        """Return the rows of one page by id, with everything that the list shows of them."""
-
-
 class ClockedChangeList(ChangeList):
     """A list whose rows have the time as ``now``, since columns do not know the request."""
 
@@ -82,7 +52,7 @@ class ClockedChangeList(ChangeList):
 
     def set_time(self, request: HttpRequest) -> None:
         """Set the time of the request on each row of the page."""
-        now = clock.now(request)
+        now = sight.now(request)
         for row in self.result_list:
             row.now = now
 
@@ -105,9 +75,9 @@ class ScanChangeList(ClockedChangeList):
         self.title = capfirst(str(self.opts.verbose_name_plural))
 
     @property
-    def listing(self) -> ScannedList:
-        """The admin of the model."""
-        return cast(ScannedList, self.model_admin)
+    def listing(self) -> Any:
+        """The page of the model, a `relay_queue.admin.reading.ScanningAdmin`."""
+        return self.model_admin
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows that the filters and the search keep; the anchor is no filter."""
@@ -124,8 +94,7 @@ class ScanChangeList(ClockedChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """Read one page: the ids along the index, then the rows."""
         asked = self.criteria(request)
-        known = names.of(request)
-        scan = self.listing.plan(asked, known)
+        scan: IndexScan = self.listing.plan(asked, sight.all_names(request))
         reader = self._reader(scan, asked)
         total = self._counted(asked) or reader.count()
         anchor = parse_anchor(self.anchor_text, numeric=scan.numeric)
@@ -142,10 +111,10 @@ class ScanChangeList(ClockedChangeList):
 
     def criteria(self, request: HttpRequest) -> Criteria:
         """Return the criteria of the filters, the address and the search."""
-        asked = self.listing.criteria()
+        asked: Criteria = self.listing.criteria()
         for spec in self.filter_specs:
             if hasattr(spec, "add_to"):
-                cast(AskingFilter, spec).add_to(asked)
+                spec.add_to(asked)
             else:  # a filter of the project's own, which no plan knows
                 asked.others.add("filter")
         for lookup, values in self.remaining.items():

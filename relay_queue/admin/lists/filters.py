@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db.models import QuerySet
+from django.db.models import Choices, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from rangefilter.filters import DateTimeRangeFilter
 
-from relay_queue.admin.lists import names
+from relay_queue.admin import sight
 from relay_queue.query import ledger
 from relay_queue.query.list_plans import Criteria, Span
 from relay_queue.states import Outcome, State
@@ -28,47 +28,57 @@ MOST_CHOICES: Final = 100
 
 
 class Filter(admin.SimpleListFilter):
-    """One choice of several. Without a choice it adds no criterion."""
+    """One choice of several: a value of ``column``, and of the ``criterion`` of the plans.
+
+    Without a choice it adds no criterion. One that names no criterion fails at once.
+    """
 
     template = "admin/relay_queue/filter.html"
+    column = ""
+    criterion = ""
 
     @property
     def known(self) -> set[str]:
         """The values that are offered; an address may have another."""
         return {str(value) for value, _label in self.lookup_choices}
 
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the rows with the chosen value."""
+        return queryset.filter(**{self.column: self.value()}) if self.value() else queryset
+
     def add_to(self, asked: Criteria) -> None:
         """Add the choice to the criteria."""
-        raise NotImplementedError  # a filter without it must fail and not keep all rows
+        setattr(asked, self.criterion, self.value() or "")
 
 
-class StateFilter(Filter):
+class ChoiceFilter(Filter):
+    """Filters by one of all values of an enumeration."""
+
+    enumeration: ClassVar[type[Choices]]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, Any]]:
+        """Return all values."""
+        return list(self.enumeration.choices)
+
+
+class StateFilter(ChoiceFilter):
     """Filters by the state of the job."""
 
     title = _("state")
     parameter_name = "state__exact"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return all states."""
-        return list(State.choices)
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the jobs in the chosen state."""
-        return queryset.filter(state=self.value()) if self.value() else queryset
-
-    def add_to(self, asked: Criteria) -> None:
-        """Add the state to the criteria."""
-        asked.state = self.value() or ""
+    column = criterion = "state"
+    enumeration = State
 
 
 class NameFilter(Filter):
-    """Filters by a name that jobs have in ``column``."""
+    """Filters by a name; ``offered`` are the names that jobs have which the viewer may see."""
 
-    column = ""
+    offered = ""
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows with the chosen name."""
-        return queryset.filter(**{self.column: self.value()}) if self.value() else queryset
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the first names, up to ``MOST_CHOICES``."""
+        names = getattr(sight.names(request, model_admin.admin_site), self.offered)
+        return [(name, name) for name in names[:MOST_CHOICES]]
 
     def has_output(self) -> bool:
         """Whether there is anything to choose, or an address has chosen a name."""
@@ -79,17 +89,8 @@ class QueueFilter(NameFilter):
     """Filters by queue."""
 
     title = _("queue")
-    parameter_name = "queue"
-    column = "queue"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the first names of queues, up to ``MOST_CHOICES``."""
-        queues = names.shown(request, model_admin.admin_site).queues
-        return [(name, name) for name in queues[:MOST_CHOICES]]
-
-    def add_to(self, asked: Criteria) -> None:
-        """Add the queue to the criteria."""
-        asked.queue = self.value() or ""
+    parameter_name = column = criterion = "queue"
+    offered = "queues"
 
 
 class JobQueueFilter(QueueFilter):
@@ -102,28 +103,16 @@ class TaskFilter(NameFilter):
     """Filters by task. The choices are the tasks that have jobs."""
 
     title = _("task")
-    parameter_name = "task"
-    column = "task"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the first names of tasks, up to ``MOST_CHOICES``."""
-        tasks = names.shown(request, model_admin.admin_site).tasks
-        return [(task, task) for task in tasks[:MOST_CHOICES]]
-
-    def add_to(self, asked: Criteria) -> None:
-        """Add the task to the criteria."""
-        asked.task = self.value() or ""
+    parameter_name = column = criterion = "task"
+    offered = "tasks"
 
 
-class VerdictFilter(Filter):
+class VerdictFilter(ChoiceFilter):
     """Filters by how often the function of the job ran."""
 
     title = _("verdict")
-    parameter_name = "verdict"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return all verdicts."""
-        return list(Verdict.choices)
+    parameter_name = criterion = "verdict"
+    enumeration = Verdict
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the jobs with the chosen verdict."""
@@ -133,24 +122,14 @@ class VerdictFilter(Filter):
             return queryset.none()
         return ledger.filter_by_verdict(queryset, str(self.value()))
 
-    def add_to(self, asked: Criteria) -> None:
-        """Add the verdict to the criteria."""
-        asked.verdict = self.value() or ""
 
-
-class OutcomeFilter(Filter):
+class OutcomeFilter(ChoiceFilter):
     """Filters leases by how they ended."""
 
     title = _("outcome")
     parameter_name = "outcome__exact"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return all outcomes."""
-        return list(Outcome.choices)
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the leases that ended so."""
-        return queryset.filter(outcome=self.value()) if self.value() else queryset
+    column = "outcome"
+    enumeration = Outcome
 
     def add_to(self, asked: Criteria) -> None:
         """Add the outcome to the criteria."""
@@ -221,7 +200,7 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
 
     def choices(self, changelist: ChangeList) -> Any:
         """Yield the context of the template: the address of a reset, and parameters to keep."""
-        mine = self.expected_parameters()
+        mine, span = self.expected_parameters(), self.span
         kept = [
             (name, value)
             for name, values in changelist.filter_params.items()
@@ -229,14 +208,8 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
             for value in (values if isinstance(values, list) else [values])
         ]
         reset = changelist.get_query_string({}, remove=mine)
-        span = self.span
-        yield {
-            "kept": kept,
-            "reset": reset,
-            "active": bool(span),
-            "since": span.since,
-            "until": span.until,
-        }
+        said = {"active": bool(span), "since": span.since, "until": span.until}
+        yield {"kept": kept, "reset": reset, **said}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the rows in the range; none if what was typed is no range."""
@@ -247,11 +220,10 @@ class SpanFilter(DateTimeRangeFilter):  # type: ignore[misc]
             return queryset
         if self.only_states:
             queryset = queryset.filter(state__in=self.only_states)
-        if self.span.since is not None:
-            queryset = queryset.filter(**{f"{self.field_path}__gte": self.span.since})
-        if self.span.until is not None:
-            queryset = queryset.filter(**{f"{self.field_path}__lte": self.span.until})
-        return queryset
+        ends = {"gte": self.span.since, "lte": self.span.until}
+        return queryset.filter(
+            **{f"{self.field_path}__{end}": at for end, at in ends.items() if at is not None}
+        )
 
     @property
     def is_at_fault(self) -> bool:
