@@ -130,12 +130,13 @@ class QueueAdmin(Actions, DetailAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs from the counters, which are few rows and exact."""
         rows: QuerySet[Any] = super().get_queryset(request)
-        return rows.annotate(
+        counted: QuerySet[Any] = rows.annotate(
             n_unfinished=_jobs(*UNFINISHED),
             n_ready=_jobs(State.READY),
             n_running=_jobs(State.RUNNING),
             n_dead=_jobs(State.DEAD),
         )
+        return counted
 
     unfinished = number_column(gettext_lazy("unfinished"), "n_unfinished")
     ready = number_column(gettext_lazy("ready"), "n_ready")
