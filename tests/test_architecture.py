@@ -160,7 +160,7 @@ BROKEN = [
     ),
     (
         architecture.writes_outside_store,
-        "relay_queue.cli.recover",
+        "relay_queue.cli.upkeep",
         "SQL = 'UPDATE relay_job SET state = 1'",
     ),
     *[
@@ -272,7 +272,7 @@ KEPT = [
     ),
     (architecture.counts_by_hand, "relay_queue.store.claim", "n = names.count('default')"),
     (architecture.hard_words, "relay_queue.clock", "# The oldest of the latest.\nX = 'anew'"),
-    (architecture.prints_outside_cli, "relay_queue.cli.demo", "print('hello')"),
+    (architecture.prints_outside_cli, "relay_queue.cli.lab", "print('hello')"),
 ]
 
 

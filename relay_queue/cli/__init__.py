@@ -1,5 +1,6 @@
 """The verbs of ``manage.py relay``. ``base`` is the frame around them.
 
-``jobs``, ``queues`` and ``workers`` have the verbs that operate on these. Each other verb has a
-module of its own, and ``output`` prints what a verb shows.
+``operate`` has the verbs on jobs, queues and workers, ``upkeep`` those that keep a database in
+order, and ``lab`` those of the laboratory. Each other verb has a module of its own, and ``output``
+prints what a verb shows.
 """

@@ -1,14 +1,8 @@
 """The frame of ``manage.py relay``: the list of verbs, how one is run, and how it fails.
 
-A verb is a module ``relay_queue.cli.<verb>``, with ``_`` for ``-``, that has
-
-* ``HELP``: a sentence or two, shown by ``relay <verb> --help``;
-* ``add_arguments(parser)``: declares its arguments, with ``add_json`` if a program would read it;
-* ``run(options, out) -> int``: executes the verb and returns the exit code. ``options`` is the
-  namespace of argparse; ``out`` an `Output`.
-
-The verbs that are operations on jobs, queues and workers are made from `relay_queue.operations`.
-The modules ``jobs``, ``queues`` and ``workers`` have them in a dictionary ``VERBS``.
+A verb is a `Verb` in the dictionary ``VERBS`` of a module of `relay_queue.cli`: ``lab`` has the
+laboratory's, ``upkeep`` what keeps a database in order, ``operate`` those made from the tables of
+`relay_queue.operations`, and ``doctor``, ``inspect`` and ``status`` have themselves.
 
 Only the module of the verb that runs is imported.
 """
@@ -17,32 +11,34 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final, Protocol, cast
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from relay_queue import operations, quantities
+from relay_queue import quantities
 from relay_queue.cli.output import Output
 from relay_queue.exceptions import RelayError
 from relay_queue.logs import printable
+from relay_queue.operations import (
+    JOB_OPERATIONS,
+    QUEUE_OPERATIONS,
+    RERANK,
+    SET_LIMITS,
+    WORKER_OPERATIONS,
+)
 from relay_queue.validation import MAX_ID
 
-__all__ = [
-    "VERBS",
-    "Output",
-    "Verb",
-    "add_json",
-    "duration",
-    "explain",
-    "load",
-    "parse",
-    "run",
-    "verb_name",
-    "whole_number",
-]
+_OPERATIONS: Final = {
+    operation.command: operation.summary
+    for operation in (*JOB_OPERATIONS, *QUEUE_OPERATIONS, SET_LIMITS, RERANK, *WORKER_OPERATIONS)
+    if operation.command
+}
 
 VERBS: Final = {
     "demo": "run a few jobs on a scratch database and show what happened",
@@ -51,19 +47,7 @@ VERBS: Final = {
     "inspect": "show what is in the log, the tables and the ledger",
     "verify": "check everything that is stored; exit with 1 on any fault",
     "recover": "end the leases whose time or owner is gone",
-    operations.REQUEUE.command: operations.REQUEUE.summary,
-    operations.CANCEL.command: operations.CANCEL.summary,
-    operations.DISCARD.command: operations.DISCARD.summary,
-    operations.RELEASE.command: operations.RELEASE.summary,
-    operations.RUN_NOW.command: operations.RUN_NOW.summary,
-    operations.SET_PRIORITY.command: operations.SET_PRIORITY.summary,
-    operations.PAUSE.command: operations.PAUSE.summary,
-    operations.RESUME.command: operations.RESUME.summary,
-    operations.DELETE_QUEUE.command: operations.DELETE_QUEUE.summary,
-    operations.SET_LIMITS.command: operations.SET_LIMITS.summary,
-    operations.RERANK.command: operations.RERANK.summary,
-    operations.QUIET.command: operations.QUIET.summary,
-    operations.STOP.command: operations.STOP.summary,
+    **_OPERATIONS,
     "prune": "delete old finished jobs",
     "backup": "copy the database while it is in use",
     "doctor": "show versions, settings, workers and what is wrong with them",
@@ -71,13 +55,12 @@ VERBS: Final = {
 }
 """The verbs, in the order in which the help lists them, with one line each."""
 
-_IN_TABLES: Final = {
-    **{operation.command: "jobs" for operation in operations.JOB_OPERATIONS},
-    **{operation.command: "queues" for operation in operations.QUEUE_OPERATIONS},
-    operations.SET_LIMITS.command: "queues",
-    operations.RERANK.command: "queues",
-    **{operation.command: "workers" for operation in operations.WORKER_OPERATIONS},
+_MODULES: Final = {
+    **dict.fromkeys(_OPERATIONS, "operate"),
+    **dict.fromkeys(("demo", "drill", "bench"), "lab"),
+    **dict.fromkeys(("verify", "recover", "prune", "backup"), "upkeep"),
 }
+"""The modules of the verbs; one that is not here has a module of its name."""
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells use it."""
@@ -89,23 +72,31 @@ READER_GONE: Final = 141
 _NO_TABLES: Final = ("no such table", "does not exist", "doesn't exist", "no such column")
 
 
-class Verb(Protocol):
-    """The interface of a verb: of a module, or of an entry of a dictionary ``VERBS``."""
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb: the function that executes it, and the one that declares its arguments.
+
+    ``execute`` gets the namespace of argparse and an `Output`; it returns the exit code, or None
+    for 0. Its docstring is the help of the verb if there is no ``text``. Each verb but one without
+    data has ``--json``, which the `Output` handles.
+    """
+
+    execute: Callable[[argparse.Namespace, Output], int | None]
+    declare: Callable[[argparse.ArgumentParser], Any] | None = None
+    text: str = ""
+    has_data: bool = True
 
     @property
-    def HELP(self) -> str:  # noqa: N802 - a constant of a module
+    def help(self) -> str:
         """What the verb does, in a sentence or two."""
+        return self.text or inspect.getdoc(self.execute) or ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments of the verb."""
-
-    def run(self, options: argparse.Namespace, out: Output) -> int:
-        """Execute the verb and return the exit code: 0, or 1 if something is wrong."""
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--json``; the `Output` handles it."""
-    parser.add_argument("--json", action="store_true", help="Print JSON, for programs.")
+        if self.has_data:
+            parser.add_argument("--json", action="store_true", help="Print JSON, for programs.")
+        if self.declare is not None:
+            self.declare(parser)
 
 
 def whole_number(text: str) -> int:
@@ -122,7 +113,7 @@ def whole_number(text: str) -> int:
     return number
 
 
-def duration(text: str) -> float:
+def duration_argument(text: str) -> float:
     """Return the seconds of ``7d``, ``12h``, ``30m``, ``45s`` or ``45``, for argparse.
 
     Raises ``ArgumentTypeError`` for anything else.
@@ -133,22 +124,26 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def nearest(text: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """Return a hint at the known name that is most like a wrong one, or another hint."""
+    near = get_close_matches(text, list(known), n=1, cutoff=cutoff)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
+
+
 def verb_name(text: str) -> str:
     """Check the name of a verb, for argparse. Raises ``ArgumentTypeError`` with the nearest one."""
     if text in VERBS:
         return text
-    near = get_close_matches(text, VERBS, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"The verbs are {', '.join(VERBS)}."
+    hint = nearest(text, VERBS, f"The verbs are {', '.join(VERBS)}.")
     raise argparse.ArgumentTypeError(f"{text!r} is not a verb of relay. {hint}")
 
 
 def load(verb: str) -> Verb:
     """Import the module of a verb. Raises ``CommandError`` if this installation lacks it."""
-    table = _IN_TABLES.get(verb)
-    name = f"relay_queue.cli.{table or verb.replace('-', '_')}"
+    name = f"relay_queue.cli.{_MODULES.get(verb, verb)}"
     try:
-        module = importlib.import_module(name)
-        return cast(Verb, module if table is None else module.VERBS[verb])
+        found: Verb = importlib.import_module(name).VERBS[verb]
+        return found
     except ModuleNotFoundError as missing:
         if missing.name != name:
             raise
@@ -173,7 +168,7 @@ def run(verb: str, options: argparse.Namespace, out: Output) -> int:
     Expected failures become a ``CommandError`` of one message, unless ``options.traceback``.
     """
     try:
-        code = load(verb).run(options, out)
+        code = load(verb).execute(options, out) or 0
         out.flush()
         return code
     except BrokenPipeError:
@@ -227,7 +222,7 @@ class _VerbCommand(BaseCommand):
     def __init__(self, verb: Verb, command_line: bool) -> None:
         super().__init__()
         self._called_from_command_line = command_line
-        self.help = verb.HELP
+        self.help = verb.help
         self._verb = verb
 
     def add_arguments(self, parser: CommandParser) -> None:

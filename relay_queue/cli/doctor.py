@@ -22,8 +22,9 @@ from django.db.migrations.executor import MigrationExecutor
 import relay_queue
 from relay_queue import compat, conf, store
 from relay_queue.checks import TAG
-from relay_queue.cli.base import Output, add_json
-from relay_queue.cli.output import Style, duration, short
+from relay_queue.cli.base import Verb
+from relay_queue.cli.inspect import pragmas
+from relay_queue.cli.output import Output, Style, duration, short
 from relay_queue.cli.status import START_ONE
 from relay_queue.db import replaced
 from relay_queue.db.gate import gate_of
@@ -34,12 +35,6 @@ from relay_queue.store.workers import lock_key
 from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
 
-HELP = (
-    "Show versions, the engine and its pragmas, the log, the writer gate, the workers, the clock, "
-    "migrations, disk space and the system checks; each ok, warn or fail with the way out. Exits "
-    "with 1 if anything fails."
-)
-
 Level = Literal["ok", "warn", "fail"]
 
 RELAY_ENGINE: Final = "relay_queue.db.sqlite3"
@@ -49,7 +44,7 @@ NO_DISK_BYTES: Final = 64 * 1024 * 1024
 SHORT_TIMEOUT_MS: Final = 1_000
 # Workers write a heartbeat every few seconds; a smaller difference of clocks is harmless.
 CLOCK_SLACK_SECONDS: Final = 5.0
-SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
+SYNCHRONOUS: Final = ("off", "normal", "full", "extra")
 NOT_REACHED: Final = "Start the server, or correct DATABASES: where it is, and who may connect."
 HINDERED: Final = (
     "No job is at fault, and none is given up: mend the table, the right, the sequence or the trigger, "
@@ -64,6 +59,23 @@ NOT_RECOVERED: Final = (
     "If workers run, their lines here say what keeps them from it."
 )
 MOST_COUNTED: Final = 1_000
+PRAGMAS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "journal_mode": (
+        lambda value: bool(value == "wal"),
+        "Without a write-ahead log readers and writers block each other. Set it to WAL.",
+    ),
+    "synchronous": (
+        lambda value: bool(value >= SYNCHRONOUS.index("full")),
+        "Committed jobs may be lost when the power fails. Set it to FULL.",
+    ),
+    "busy_timeout": (
+        lambda value: bool(value >= SHORT_TIMEOUT_MS),
+        "Writers give up quickly. Set timeout in OPTIONS to 20 seconds.",
+    ),
+    "foreign_keys": (bool, "Set PRAGMA foreign_keys=ON."),
+}
+"""Whether the value of each pragma is sound, and what it costs if it is not."""
+
 SERVER_SETTINGS: Final = {
     "fsync": ("on", "A crash of the machine may destroy the database. Set it to on."),
     "full_page_writes": ("on", "A crash of the machine may destroy the database. Set it to on."),
@@ -99,28 +111,35 @@ class Finding:
     hint: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_json(parser)
+def judged(name: str, text: str, hint: str = "", level: Level = "warn") -> Finding:
+    """Return a finding: ok if there is nothing to do about it, else of a level."""
+    return Finding(name, level if hint else "ok", text, hint)
 
 
-def run(options: argparse.Namespace, out: Output) -> int:
-    """Run all examinations; exit with 1 if anything fails."""
-    found = list(_versions()) + list(_system_checks())
-    if not any(finding.level == "fail" for finding in found):
+def _doctor(options: argparse.Namespace, out: Output) -> int:
+    """Show versions, the engine and its pragmas, the log, the writer gate, the workers, the clock,
+    migrations, disk space and the system checks; each ok, warn or fail with the way out. Exits
+    with 1 if anything fails.
+    """
+    found = [*_versions(), *_system_checks()]
+    if not _any_fails(found):
         # After a fault of the settings the other examinations would report it again.
         for examine in _EXAMINATIONS:
             found += _attempt(examine)
-            if found[-1:] and found[-1].hint == NOT_REACHED:
+            if found[-1].hint == NOT_REACHED:
                 break  # the others would report this again
-    out.data({"ok": _worst(found) != "fail", "findings": [asdict(finding) for finding in found]})
+    out.data({"ok": not _any_fails(found), "findings": [asdict(finding) for finding in found]})
     width = max(len(finding.name) for finding in found)
     for finding in found:
         line = f"{finding.level:<4}  {finding.name:<{width}}  {finding.text}"
         out.line(line, STYLES[finding.level])
         if finding.hint:
             out.line(f"{'':<4}  {'':<{width}}  → {finding.hint}", "dim")
-    return 1 if _worst(found) == "fail" else 0
+    return 1 if _any_fails(found) else 0
+
+
+def _any_fails(found: list[Finding]) -> bool:
+    return any(finding.level == "fail" for finding in found)
 
 
 def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -139,11 +158,6 @@ def _way_out(error: Exception) -> str:
         if dialect_for(connection).diagnose(error) == "lost":
             return NOT_REACHED
     return "Run manage.py migrate if tables are missing, else relay verify."
-
-
-def _worst(found: list[Finding]) -> Level:
-    levels = {finding.level for finding in found}
-    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
 
 
 def _versions() -> Iterator[Finding]:
@@ -165,24 +179,23 @@ def _tasks_framework() -> str:
 def _system_checks() -> Iterator[Finding]:
     messages = checks.run_checks(tags=[TAG])
     for message in messages:
-        level: Level = "ok"
-        if message.level >= checks.ERROR:
-            level = "fail"
-        elif message.level >= checks.WARNING:
-            level = "warn"
+        fails, warns = message.level >= checks.ERROR, message.level >= checks.WARNING
+        level: Level = "fail" if fails else "warn" if warns else "ok"
         yield Finding(f"check {message.id}", level, str(message.msg), message.hint or "")
     if not messages:
         yield Finding("system checks", "ok", "nothing to say")
 
 
+def _path() -> str | None:
+    return database_path(conf.get().database)
+
+
 def _engine() -> Iterator[Finding]:
-    connection = connections[conf.get().database]
-    engine = connection.settings_dict["ENGINE"]
-    shown = f"{engine}, alias {connection.alias}"
-    if database_path(connection.alias) is None or engine == RELAY_ENGINE:
-        yield Finding("engine", "ok", shown)
-    else:
-        yield Finding("engine", "warn", shown, f'Use ENGINE "{RELAY_ENGINE}": writers take turns.')
+    alias = conf.get().database
+    engine = connections[alias].settings_dict["ENGINE"]
+    is_sound = _path() is None or engine == RELAY_ENGINE
+    hint = "" if is_sound else f'Use ENGINE "{RELAY_ENGINE}": writers take turns.'
+    yield judged("engine", f"{engine}, alias {alias}", hint)
 
 
 def _server() -> Iterator[Finding]:
@@ -193,47 +206,42 @@ def _server() -> Iterator[Finding]:
     connection: Any = connections[conf.get().database]
     driver = connection.Database
     yield Finding("driver", "ok", f"{driver.__name__} {driver.__version__}")
-    for name, value, hint in judge_settings(found):
-        yield Finding(f"setting {name}", "warn" if hint else "ok", value, hint)
-    for name, value, hint in judge_load(found):
-        yield Finding(name, "warn" if hint else "ok", value, hint)
+    yield from judge_settings(found)
+    yield from judge_load(found)
 
 
-_Judged = tuple[str, str, str]
-"""A name, its value, and what to do about it; empty if all is well."""
-
-
-def judge_settings(found: server.Server) -> Iterator[_Judged]:
+def judge_settings(found: server.Server) -> Iterator[Finding]:
     """Judge the settings of a server that decide whether jobs are safe and claims stay fast."""
     for name, value in found.settings.items():
         sound, hint = SERVER_SETTINGS[name]
-        well = value == sound or value in ALSO_SOUND.get(name, ())
-        yield name, value, "" if well else hint
+        is_sound = value in {sound, *ALSO_SOUND.get(name, ())}
+        yield judged(f"setting {name}", value, "" if is_sound else hint)
 
 
-def judge_load(found: server.Server) -> Iterator[_Judged]:
+def judge_load(found: server.Server) -> Iterator[Finding]:
     """Judge the load of a server, its role and its clock, which change from hour to hour."""
     if found.standby:
-        yield "role", "standby", "It takes no writes. Point DATABASES at the primary."
+        yield judged("role", "standby", "It takes no writes. Point DATABASES at the primary.")
     yield _oldest_transaction(found)
     free = found.max_connections - found.connections
     few = free < found.max_connections * FEW_CONNECTIONS_LEFT
     hint = "New workers and requests will be refused. Raise max_connections, or use a pooler."
-    yield "connections", f"{found.connections} of {found.max_connections}", hint if few else ""
+    text = f"{found.connections} of {found.max_connections}"
+    yield judged("connections", text, hint if few else "")
     ahead = found.clock_ahead_seconds
     if abs(ahead) > CLOCK_SLACK_SECONDS:
-        word = "ahead of" if ahead > 0 else "behind"
-        text = f"{duration(abs(ahead))} {word} this machine"
-        yield "server clock", text, "Leases follow the server's clock; compare logs with care."
+        text = f"{duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine"
+        hint = "Leases follow the server's clock; compare logs with care."
+        yield judged("server clock", text, hint)
 
 
-def _oldest_transaction(found: server.Server) -> _Judged:
+def _oldest_transaction(found: server.Server) -> Finding:
     if found.oldest_transaction_at is None:
-        return "oldest transaction", "none", ""
+        return judged("oldest transaction", "none")
     age = found.now - found.oldest_transaction_at
     hint = "Dead rows that it might still see cannot be swept, so claims get slower. End it."
-    shown = str(duration(max(0.0, age.total_seconds())))
-    return "oldest transaction", shown, hint if age > OLD_TRANSACTION else ""
+    text = str(duration(max(0.0, age.total_seconds())))
+    return judged("oldest transaction", text, hint if age > OLD_TRANSACTION else "")
 
 
 def _sequences() -> Iterator[Finding]:
@@ -249,38 +257,16 @@ def _sequences() -> Iterator[Finding]:
 
 
 def _pragmas() -> Iterator[Finding]:
-    alias = conf.get().database
-    if database_path(alias) is None:
+    if _path() is None:
         return
-    names = ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
-    with connections[alias].cursor() as cursor:
-        values: dict[str, Any] = {}
-        for name in names:
-            cursor.execute(f"PRAGMA {name}")
-            values[name] = cursor.fetchone()[0]
-    sound = {
-        "journal_mode": (
-            values["journal_mode"] == "wal",
-            "Without a write-ahead log readers and writers block each other. Set it to WAL.",
-        ),
-        "synchronous": (
-            values["synchronous"] >= 2,
-            "Committed jobs may be lost when the power fails. Set it to FULL.",
-        ),
-        "busy_timeout": (
-            values["busy_timeout"] >= SHORT_TIMEOUT_MS,
-            "Writers give up quickly. Set timeout in OPTIONS to 20 seconds.",
-        ),
-        "foreign_keys": (values["foreign_keys"] == 1, "Set PRAGMA foreign_keys=ON."),
-    }
-    for name, (well, hint) in sound.items():
-        value = values[name]
-        shown = SYNCHRONOUS.get(value, str(value)) if name == "synchronous" else str(value)
-        yield Finding(f"pragma {name}", "ok" if well else "warn", shown, "" if well else hint)
+    for name, value in pragmas(PRAGMAS).items():
+        is_sound, hint = PRAGMAS[name]
+        text = SYNCHRONOUS[value] if name == "synchronous" else str(value)
+        yield judged(f"pragma {name}", text, "" if is_sound(value) else hint)
 
 
 def _log() -> Iterator[Finding]:
-    path = database_path(conf.get().database)
+    path = _path()
     if path is None:
         return
     try:
@@ -288,16 +274,15 @@ def _log() -> Iterator[Finding]:
     except FileNotFoundError:
         size = 0
     hint = "Some reader holds an old snapshot, so the log cannot be reused. Look for long queries."
-    large = size > LARGE_LOG_BYTES
-    yield Finding("log", "warn" if large else "ok", _megabytes(size), hint if large else "")
+    yield judged("log", _megabytes(size), hint if size > LARGE_LOG_BYTES else "")
 
 
 def _file() -> Iterator[Finding]:
     """Check that the file can be read, and that no other file has replaced it while in use."""
-    connection = connections[conf.get().database]
-    path = database_path(connection.alias)
+    path = _path()
     if path is None:
         return
+    connection = connections[conf.get().database]
     dialect_for(connection).check_file(connection)
     newest = Job.objects.using(connection.alias).order_by("-id").values_list("id", flat=True)
     newest.first()  # raises what `_attempt` shows if the page cannot be read
@@ -310,7 +295,7 @@ def _file() -> Iterator[Finding]:
         "then delete that log, or keep it with the old file. Stop everything before you restore."
     )
     text = f"{path} was replaced while it was in use; put aside: {', '.join(logs)}"
-    yield Finding("file", "warn", text, hint)
+    yield judged("file", text, hint)
 
 
 def _gate() -> Iterator[Finding]:
@@ -324,26 +309,37 @@ def _gate() -> Iterator[Finding]:
     limit = conf.get().gate_hold_seconds
     late = time() - holder.since > limit
     hint = f"Everybody else waits. See what that process does; {limit:g} s is the limit for jobs."
-    yield Finding("gate", "warn" if late else "ok", f"held by {holder}", hint if late else "")
+    yield judged("gate", f"held by {holder}", hint if late else "")
 
 
 def _workers() -> Iterator[Finding]:
-    path = database_path(conf.get().database)
+    path = _path()
     live = [w for w in status.workers(looks.now()) if w.row.stopped_at is None]
     if not live:
         hint = "Jobs wait until one is started: manage.py runworker."
-        yield Finding("workers", "warn", "no worker is running", hint)
+        yield judged("workers", "no worker is running", hint)
     for worker in live:
-        verdict = _verdict(path, worker.row)
-        age = worker.heartbeat_age_seconds
-        text = f"{_called(worker.row)}: {verdict.value}, heartbeat {duration(age)} ago"
-        yield Finding(f"worker {worker.row.id}", *_judge_worker(verdict, age, text))
-        if worker.row.stop_reason:
-            yield Finding(f"work of {worker.row.id}", "fail", worker.row.stop_reason, HINDERED)
+        row = worker.row
+        yield judge_worker(worker, _verdict(path, row))
+        if row.stop_reason:
+            yield Finding(f"work of {row.id}", "fail", row.stop_reason, HINDERED)
+        if row.version not in ("", relay_queue.__version__):
+            text = f"Relay {row.version}, and this is {relay_queue.__version__}"
+            yield judged(f"version of {row.id}", text, OTHER_VERSION)
 
-        if worker.row.version not in ("", relay_queue.__version__):
-            text = f"Relay {worker.row.version}, and this is {relay_queue.__version__}"
-            yield Finding(f"version of {worker.row.id}", "warn", text, OTHER_VERSION)
+
+def judge_worker(worker: status.WorkerStatus, verdict: Liveness) -> Finding:
+    """Judge a worker by its lock and its heartbeat."""
+    age = worker.heartbeat_age_seconds
+    hint = ""
+    if verdict is Liveness.DEAD:
+        hint = "Other workers recover its jobs; if none runs, relay recover does."
+    elif age > status.SILENT_SECONDS and verdict is Liveness.ALIVE:
+        hint = "It lives but does nothing: stopped, or waiting for the database?"
+    elif age > status.SILENT_SECONDS:
+        hint = "Nothing proves it dead. Its leases end when they expire."
+    text = f"{_called(worker.row)}: {verdict.value}, heartbeat {duration(age)} ago"
+    return judged(f"worker {worker.row.id}", text, hint)
 
 
 def _leases() -> Iterator[Finding]:
@@ -358,15 +354,14 @@ def _leases() -> Iterator[Finding]:
     n = late[: MOST_COUNTED + 1].count()
     count = f"more than {MOST_COUNTED:,}" if n > MOST_COUNTED else f"{n:,}"
     text = f"{count} long overdue, the oldest for {duration(_seconds(now, oldest))}"
-    yield Finding("leases", "warn", text, NOT_RECOVERED)
+    yield judged("leases", text, NOT_RECOVERED)
 
 
 def _queues() -> Iterator[Finding]:
     """Name the queues whose jobs wait for a worker that nobody has started."""
     now = looks.now()
     for name in status.unserved(status.queues(now), status.workers(now)):
-        text = "jobs wait, and no worker serves it"
-        yield Finding(f"queue {short(name)}", "warn", text, START_ONE)
+        yield judged(f"queue {short(name)}", "jobs wait, and no worker serves it", START_ONE)
 
 
 def _called(worker: Worker) -> str:
@@ -378,12 +373,9 @@ def _verdict(path: str | None, worker: Worker) -> Liveness:
         key = lock_key(worker.incarnation)
         if key is None:
             return Liveness.UNKNOWN
-        free = looks.unlocked([key])
-        return Liveness.DEAD if free else Liveness.ALIVE
-    return Liveness.UNKNOWN if path is None else _probe(path, worker)
-
-
-def _probe(path: str, worker: Worker) -> Liveness:
+        return Liveness.DEAD if looks.unlocked([key]) else Liveness.ALIVE
+    if path is None:
+        return Liveness.UNKNOWN
     identity = NO_LOCK
     if worker.lock_device is not None and worker.lock_inode is not None:
         identity = LockIdentity(worker.lock_device, worker.lock_inode)
@@ -392,31 +384,15 @@ def _probe(path: str, worker: Worker) -> Liveness:
         return found.verdict
 
 
-def _judge_worker(verdict: Liveness, age: float, text: str) -> tuple[Level, str, str]:
-    if verdict is Liveness.DEAD:
-        return "warn", text, "Other workers recover its jobs; if none runs, relay recover does."
-    if age > status.SILENT_SECONDS and verdict is Liveness.ALIVE:
-        return "warn", text, "It lives but does nothing: stopped, or waiting for the database?"
-    if age > status.SILENT_SECONDS:
-        hint = "Nothing proves it dead. Its leases end when they expire."
-        return "warn", text, hint
-    return "ok", text, ""
-
-
 def _clock() -> Iterator[Finding]:
     now = looks.now()
+    text, hint = f"{now:%Y-%m-%d %H:%M:%S} UTC", ""
     newest = Worker.objects.using(conf.get().database).order_by("-heartbeat_at").first()
     ahead = 0.0 if newest is None else _seconds(newest.heartbeat_at, now)
-    text = f"{now:%Y-%m-%d %H:%M:%S} UTC"
-    if newest is None or ahead <= CLOCK_SLACK_SECONDS:
-        yield Finding("clock", "ok", text)
-        return
-    yield Finding(
-        "clock",
-        "warn",
-        f"{text}; worker {_called(newest)} was heard {duration(ahead)} in the future",
-        "A clock was set back, or two machines disagree. Leases last that much longer.",
-    )
+    if newest is not None and ahead > CLOCK_SLACK_SECONDS:
+        text += f"; worker {_called(newest)} was heard {duration(ahead)} in the future"
+        hint = "A clock was set back, or two machines disagree. Leases last that much longer."
+    yield judged("clock", text, hint)
 
 
 def _seconds(moment: datetime, since: datetime) -> float:
@@ -428,21 +404,20 @@ def _migrations() -> Iterator[Finding]:
     targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "relay_queue"]
     pending = [f"{m.app_label}.{m.name}" for m, _ in executor.migration_plan(targets)]
     if pending:
-        yield Finding(
-            "migrations", "fail", f"not applied: {', '.join(pending)}", "Run manage.py migrate."
-        )
+        text = f"not applied: {', '.join(pending)}"
+        yield Finding("migrations", "fail", text, "Run manage.py migrate.")
     else:
         yield Finding("migrations", "ok", "all applied")
 
 
 def _disk() -> Iterator[Finding]:
-    path = database_path(conf.get().database)
+    path = _path()
     if path is None:
         return
     free = shutil.disk_usage(os.path.dirname(os.path.realpath(path))).free
-    level: Level = "fail" if free < NO_DISK_BYTES else "warn" if free < LOW_DISK_BYTES else "ok"
-    hint = "" if level == "ok" else "Make room: with a full disk nothing can be enqueued or acked."
-    yield Finding("disk", level, f"{_megabytes(free)} free", hint)
+    hint = "Make room: with a full disk nothing can be enqueued or acked."
+    level: Level = "fail" if free < NO_DISK_BYTES else "warn"
+    yield judged("disk", f"{_megabytes(free)} free", hint if free < LOW_DISK_BYTES else "", level)
 
 
 def _megabytes(n: int) -> str:
@@ -464,3 +439,6 @@ _EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _migrations,
     _disk,
 )
+
+VERBS: Final = {"doctor": Verb(_doctor)}
+"""The verb by its name."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from django.db import connections
 
 from relay_queue import conf
-from relay_queue.cli.base import Output, add_json, whole_number
-from relay_queue.cli.output import duration, short
+from relay_queue.cli.base import Verb, whole_number
+from relay_queue.cli.output import Output, duration, short
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
 from relay_queue.query import ledger, server, status
@@ -19,27 +20,25 @@ from relay_queue.query.ledger import Story, counted, shown_token
 from relay_queue.states import State
 from relay_queue.wakeup.files import database_path
 
-HELP = (
-    "Show what is in the write-ahead log, the database file, the tables and the ledger; or with "
-    "--job, every attempt of one job and how often it can have run."
-)
-
-PRAGMAS = ("page_size", "page_count", "freelist_count", "journal_mode", "encoding")
+PRAGMAS: Final = ("page_size", "page_count", "freelist_count", "journal_mode", "encoding")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_json(parser)
-    parser.add_argument(
-        "--job", metavar="ID", type=whole_number, help="Tell the story of this job."
-    )
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    text = "Tell the story of this job."
+    parser.add_argument("--job", metavar="ID", type=whole_number, help=text)
 
 
-def run(options: argparse.Namespace, out: Output) -> int:
-    """Inspect one job, or everything."""
-    if options.job is not None:
+def _inspect(options: argparse.Namespace, out: Output) -> None:
+    """Show what is in the write-ahead log, the database file, the tables and the ledger; or with
+    --job, every attempt of one job and how often it can have run.
+    """
+    if options.job is None:
+        _show_everything(out)
+    else:
         _show_story(ledger.story(options.job), out)
-        return 0
+
+
+def _show_everything(out: Output) -> None:
     path = database_path(conf.get().database)
     # Before any connection: opening the database would repair the end of its log.
     log = None if path is None else read_wal_in_child(path)
@@ -75,16 +74,20 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.line()
     rows = [[n, str(verdict.label)] for verdict, n in standing.verdicts.items() if n]
     out.table(["jobs", "verdict"], rows, "Verdicts")
-    return 0
 
 
 def _file_facts(path: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"path": path, "size_bytes": os.stat(path).st_size}
+    return {"path": path, "size_bytes": os.stat(path).st_size, **pragmas(PRAGMAS)}
+
+
+def pragmas(names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of pragmas of the queue's database by their names."""
+    values = {}
     with connections[conf.get().database].cursor() as cursor:
-        for name in PRAGMAS:
+        for name in names:
             cursor.execute(f"PRAGMA {name}")
-            facts[name] = cursor.fetchone()[0]
-    return facts
+            values[name] = cursor.fetchone()[0]
+    return values
 
 
 def _show_server(found: server.Server, tables: dict[str, dict[str, Any]], out: Output) -> None:
@@ -183,22 +186,23 @@ def _when(moment: Any) -> str | None:
 
 def _story_as_data(story: Story) -> dict[str, Any]:
     hidden = {"payload", "result"}
-    job = {
-        field.attname: getattr(story.job, field.attname)
-        for field in Job._meta.concrete_fields
-        if field.attname not in hidden
-    }
     leases = []
     for lease in story.leases:
-        row = {f.attname: getattr(lease, f.attname) for f in Lease._meta.concrete_fields}
+        worker = str(lease.worker) if lease.worker_id and lease.worker else None
         # A reader of the whole token could settle the job.
-        row["token"] = shown_token(lease.token)
-        row["worker"] = str(lease.worker) if lease.worker_id and lease.worker else None
-        leases.append(row)
+        leases.append(_columns(lease) | {"token": shown_token(lease.token), "worker": worker})
     return {
-        "job": job,
+        "job": {name: value for name, value in _columns(story.job).items() if name not in hidden},
         "leases": leases,
         "older_leases": story.older,
         "verdict": str(story.verdict.label),
         "detail": story.detail,
     }
+
+
+def _columns(row: Job | Lease) -> dict[str, Any]:
+    return {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
+
+
+VERBS: Final = {"inspect": Verb(_inspect, _add_job)}
+"""The verb by its name."""

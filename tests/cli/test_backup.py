@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
-from relay_queue.cli import backup
+from relay_queue.cli import upkeep
 from relay_queue.wakeup.files import database_path
 from tests.conftest import Project, wait_until
 from tests.store import actions
@@ -64,7 +64,7 @@ def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     partial.write_text("new")
     destination.write_text("precious")
     with pytest.raises(FileExistsError):
-        backup._name(partial, destination)
+        upkeep._name(partial, destination)
     assert destination.read_text() == "precious"
 
 
@@ -77,11 +77,11 @@ def test_file_system_without_hard_links_still_refuses(
     monkeypatch.setattr(os, "link", no_links)
     partial, destination = tmp_path / "partial", tmp_path / "copy"
     partial.write_text("new")
-    backup._name(partial, destination)
+    upkeep._name(partial, destination)
     assert destination.read_text() == "new"
     partial.write_text("newer")
     with pytest.raises(FileExistsError):
-        backup._name(partial, destination)
+        upkeep._name(partial, destination)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -91,7 +91,7 @@ def test_failed_backup_leaves_nothing_behind(
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(backup, "_name", full)
+    monkeypatch.setattr(upkeep, "_name", full)
     with pytest.raises(CommandError, match="left nothing behind: disk full"):
         relay("backup", tmp_path / "copy.sqlite3")
     assert os.listdir(tmp_path) == []
@@ -102,7 +102,7 @@ def test_database_that_stays_locked_ends_the_wait(
     relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The test's own transaction is the lock.
-    monkeypatch.setattr(backup, "LOCKED_SECONDS", 0.1)
+    monkeypatch.setattr(upkeep, "LOCKED_SECONDS", 0.1)
     actions.enqueue()
     with pytest.raises(CommandError, match="was locked for"):
         relay("backup", tmp_path / "copy.sqlite3")

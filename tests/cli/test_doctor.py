@@ -10,6 +10,8 @@ from django.db import connection
 
 from relay_queue import clock
 from relay_queue.cli import doctor
+from relay_queue.models import Worker
+from relay_queue.query.status import WorkerStatus
 from relay_queue.worker.liveness import Liveness
 from tests.conftest import Project
 from tests.store import actions
@@ -88,9 +90,10 @@ def test_heartbeat_in_the_future_is_a_warning(relay: Relay) -> None:
 def test_worker_is_judged_by_its_lock_and_its_heartbeat(
     verdict: Liveness, age: float, level: str
 ) -> None:
-    found_level, _, hint = doctor._judge_worker(verdict, age, "w")
-    assert found_level == level
-    assert bool(hint) == (level == "warn")
+    worker = WorkerStatus(Worker(name="w"), open_leases=0, heartbeat_age_seconds=age)
+    found = doctor.judge_worker(worker, verdict)
+    assert found.level == level
+    assert bool(found.hint) == (level == "warn")
 
 
 @pytest.mark.parametrize(

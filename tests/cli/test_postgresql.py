@@ -127,10 +127,8 @@ def judged(name: str, **changes: Any) -> str:
         "size_bytes": 1,
     }
     found = server.Server(**{**values, **changes})
-    hints = {
-        key: hint for key, _, hint in [*doctor.judge_settings(found), *doctor.judge_load(found)]
-    }
-    return hints.get(name, "")
+    findings = [*doctor.judge_settings(found), *doctor.judge_load(found)]
+    return {found.name.removeprefix("setting "): found.hint for found in findings}.get(name, "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from django.apps import apps
 from django.core.management import CommandError
 
 from relay_queue import clock
-from relay_queue.cli import prune
+from relay_queue.cli import upkeep
 from relay_queue.models import BulkAct, Queue, QueueMinute, Worker
 from relay_queue.ranking import rank
 from tests.store import actions
@@ -112,7 +112,7 @@ def test_age_alone_does_not_reach_dead_letters_that_are_kept(
 def test_prune_works_in_bounded_bites(
     relay: Relay, old: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prune, "BATCH", 1)
+    monkeypatch.setattr(upkeep, "BATCH", 1)
     assert relay("prune", "--older-than", "0s", "--json").data["deleted"]["succeeded"] == 2
 
 

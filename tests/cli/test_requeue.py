@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError
 
 from relay_queue import operations, store
-from relay_queue.cli import jobs
+from relay_queue.cli import operate
 from tests.store import actions
 
 pytestmark = pytest.mark.django_db
@@ -99,7 +99,7 @@ def test_many_jobs_are_changed_in_bounded_transactions(
         return store.requeue(tx, batch)
 
     monkeypatch.setattr(operations, "BATCH", 2)
-    changed, stopped = jobs.change(replace(operations.REQUEUE, verb=counting), job_ids)
+    changed, stopped = operate.change(replace(operations.REQUEUE, verb=counting), job_ids)
     assert sizes == [2, 2, 1]
     assert (changed.job_ids, stopped) == (job_ids, "")
 
@@ -133,10 +133,10 @@ def test_cancel_of_a_finished_job_gives_exit_code_1(relay: Relay) -> None:
 
 
 def test_long_lists_are_cut_in_text_and_whole_in_json(relay: Relay) -> None:
-    dead(count=jobs.SHOWN_IDS + 3)
+    dead(count=operate.SHOWN_IDS + 3)
     assert "and 3 more" in relay("cancel", *range(1000, 1023)).text
     answer = relay("requeue", "--all-dead", "--yes", "--json")
-    assert len(answer.data["changed"]) == jobs.SHOWN_IDS + 3
+    assert len(answer.data["changed"]) == operate.SHOWN_IDS + 3
 
 
 @pytest.mark.parametrize(("answer", "state"), [("y", "ready"), ("", "dead"), ("no", "dead")])
@@ -144,7 +144,7 @@ def test_person_at_a_terminal_is_asked(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, answer: str, state: str
 ) -> None:
     job_ids = dead(count=2)
-    monkeypatch.setattr(jobs.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(operate.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: answer)
     with suppress(CommandError):
         relay("requeue", "--all-dead")

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from relay_queue import store
-from relay_queue.cli import verify as verb
+from relay_queue.cli import upkeep
 from tests.conftest import Project, wait_until
 from tests.store import actions
 
@@ -149,7 +149,7 @@ def test_a_planted_fault_is_named_with_its_ids_and_a_way_out_that_works(
 
 @pytest.mark.django_db
 def test_many_faults_of_a_kind_are_cut_in_text(relay: Relay) -> None:
-    actions.enqueue_each(verb.SHOWN_PER_KIND + 2)
+    actions.enqueue_each(upkeep.SHOWN + 2)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE relay_queue_job SET checksum = 0")
     assert "and 2 more" in relay("verify").text

@@ -41,11 +41,10 @@ def status(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def replace(run: Callable[[argparse.Namespace, Output], int]) -> None:
         module = types.ModuleType("relay_queue.cli.status")
 
-        def add_arguments(parser: argparse.ArgumentParser) -> None:
-            base.add_json(parser)
+        def declare(parser: argparse.ArgumentParser) -> None:
             parser.add_argument("queue", nargs="?")
 
-        vars(module).update(HELP="Show it.", add_arguments=add_arguments, run=run)
+        vars(module)["VERBS"] = {"status": base.Verb(run, declare, "Show it.")}
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
     return replace
@@ -148,12 +147,13 @@ def test_a_reader_that_has_gone_ends_the_verb_quietly() -> None:
 import sys, types
 import django
 from django.core.management import execute_from_command_line
+from relay_queue.cli import base
 def run(options, out):
     for number in range(int(options.lines)):
         out.line(str(number))
     return 0
 verb = types.ModuleType("relay_queue.cli.status")
-vars(verb).update(HELP="", run=run, add_arguments=lambda parser: parser.add_argument("lines"))
+verb.VERBS = {"status": base.Verb(run, lambda parser: parser.add_argument("lines"))}
 sys.modules[verb.__name__] = verb
 execute_from_command_line(["manage.py", "relay", "status", sys.argv[1]])
 """

@@ -64,7 +64,7 @@ def test_names_of_buttons_are_unique_within_a_table() -> None:
 def test_an_operation_is_a_verb_of_the_command_line(operation: Operation) -> None:
     assert base.VERBS[operation.command] == operation.summary
     verb = base.load(operation.command)
-    assert operation.help == verb.HELP
+    assert operation.help == verb.help
     parser = argparse.ArgumentParser()
     verb.add_arguments(parser)
     assert "--json" in parser.format_help()

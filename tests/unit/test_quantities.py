@@ -15,7 +15,7 @@ from relay_queue.cli import base, output
 )
 def test_duration_is_read(text: str, seconds: float) -> None:
     assert quantities.parse_duration(text) == seconds
-    assert base.duration(text) == seconds
+    assert base.duration_argument(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "1w", "1d2h", "inf", "nan", "9999999999d"])
@@ -23,7 +23,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no duration|a hundred years"):
         quantities.parse_duration(text)
     with pytest.raises(argparse.ArgumentTypeError, match=r"is no duration|a hundred years"):
-        base.duration(text)
+        base.duration_argument(text)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from relay_queue import __version__
 from relay_queue.cli import base
+from relay_queue.cli.output import Output
 
 
 class Command(BaseCommand):
@@ -45,7 +46,7 @@ class Command(BaseCommand):
         # Django's wrapper adds a line end to each write, and a table writes its own.
         # The wrapper of stderr keeps adding them: Django writes the CommandError of a verb there.
         self.stdout.ending = ""
-        out = base.Output(
+        out = Output(
             cast(TextIO, self.stdout),
             cast(TextIO, self.stderr),
             as_json=getattr(parsed, "json", False),
