@@ -94,9 +94,14 @@ class Verb:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments of the verb."""
         if self.has_data:
-            parser.add_argument("--json", action="store_true", help="Print JSON, for programs.")
+            flag(parser, "--json", help="Print JSON, for programs.")
         if self.declare is not None:
             self.declare(parser)
+
+
+def flag(parser: argparse.ArgumentParser, *names: str, help: str) -> None:  # noqa: A002 - as argparse
+    """Declare an option without a value."""
+    parser.add_argument(*names, action="store_true", help=help)
 
 
 def whole_number(text: str) -> int:
@@ -201,10 +206,6 @@ def _was_refused(error: Exception) -> bool:
     """Whether a server refused the connection: it knows no such role or database."""
     cause = error.__cause__
     return getattr(cause, "pgconn", None) is not None and getattr(cause, "sqlstate", None) is None
-
-
-class VerbListFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the list of verbs."""
 
 
 def verb_list() -> str:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -59,37 +59,37 @@ NOT_RECOVERED: Final = (
     "If workers run, their lines here say what keeps them from it."
 )
 MOST_COUNTED: Final = 1_000
-PRAGMAS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+PRAGMAS: Final[dict[str, tuple[Container[Any], str]]] = {
     "journal_mode": (
-        lambda value: bool(value == "wal"),
+        {"wal"},
         "Without a write-ahead log readers and writers block each other. Set it to WAL.",
     ),
     "synchronous": (
-        lambda value: bool(value >= SYNCHRONOUS.index("full")),
+        {"full", "extra"},
         "Committed jobs may be lost when the power fails. Set it to FULL.",
     ),
     "busy_timeout": (
-        lambda value: bool(value >= SHORT_TIMEOUT_MS),
+        range(SHORT_TIMEOUT_MS, 2**31),
         "Writers give up quickly. Set timeout in OPTIONS to 20 seconds.",
     ),
-    "foreign_keys": (bool, "Set PRAGMA foreign_keys=ON."),
+    "foreign_keys": ({1}, "Set PRAGMA foreign_keys=ON."),
 }
-"""Whether the value of each pragma is sound, and what it costs if it is not."""
+"""The sound values of each pragma, and what another costs."""
 
-SERVER_SETTINGS: Final = {
-    "fsync": ("on", "A crash of the machine may destroy the database. Set it to on."),
-    "full_page_writes": ("on", "A crash of the machine may destroy the database. Set it to on."),
-    "synchronous_commit": ("on", "Committed jobs may be lost in a crash. Set it to on."),
-    "autovacuum": ("on", "Nobody sweeps dead rows, so claims get slower. Set it to on."),
+SERVER_SETTINGS: Final[dict[str, tuple[Container[Any], str]]] = {
+    "fsync": ({"on"}, "A crash of the machine may destroy the database. Set it to on."),
+    "full_page_writes": ({"on"}, "A crash of the machine may destroy the database. Set it to on."),
+    "synchronous_commit": (
+        {"on", "local", "remote_write", "remote_apply"},  # the others are as durable, or more
+        "Committed jobs may be lost in a crash. Set it to on.",
+    ),
+    "autovacuum": ({"on"}, "Nobody sweeps dead rows, so claims get slower. Set it to on."),
     "default_transaction_isolation": (
-        "read committed",
+        {"read committed"},
         "An enqueue in your own transaction may pass a capacity. Set it to read committed.",
     ),
 }
-"""What each setting should be, and what it costs if it is not."""
-
-# These are as durable, or more.
-ALSO_SOUND: Final = {"synchronous_commit": {"local", "remote_write", "remote_apply"}}
+"""The same of the settings of a server."""
 
 SEQUENCE_BEHIND: Final = (
     "New rows get ids that are taken, or that are lower than those before. Raise it: "
@@ -114,6 +114,15 @@ class Finding:
 def judged(name: str, text: str, hint: str = "", level: Level = "warn") -> Finding:
     """Return a finding: ok if there is nothing to do about it, else of a level."""
     return Finding(name, level if hint else "ok", text, hint)
+
+
+def judge_values(
+    kind: str, values: Mapping[str, Any], sound: Mapping[str, tuple[Container[Any], str]]
+) -> Iterator[Finding]:
+    """Judge settings that decide whether jobs are safe and claims stay fast."""
+    for name, value in values.items():
+        good, hint = sound[name]
+        yield judged(f"{kind} {name}", str(value), "" if value in good else hint)
 
 
 def _doctor(options: argparse.Namespace, out: Output) -> int:
@@ -206,16 +215,8 @@ def _server() -> Iterator[Finding]:
     connection: Any = connections[conf.get().database]
     driver = connection.Database
     yield Finding("driver", "ok", f"{driver.__name__} {driver.__version__}")
-    yield from judge_settings(found)
+    yield from judge_values("setting", found.settings, SERVER_SETTINGS)
     yield from judge_load(found)
-
-
-def judge_settings(found: server.Server) -> Iterator[Finding]:
-    """Judge the settings of a server that decide whether jobs are safe and claims stay fast."""
-    for name, value in found.settings.items():
-        sound, hint = SERVER_SETTINGS[name]
-        is_sound = value in {sound, *ALSO_SOUND.get(name, ())}
-        yield judged(f"setting {name}", value, "" if is_sound else hint)
 
 
 def judge_load(found: server.Server) -> Iterator[Finding]:
@@ -259,10 +260,9 @@ def _sequences() -> Iterator[Finding]:
 def _pragmas() -> Iterator[Finding]:
     if _path() is None:
         return
-    for name, value in pragmas(PRAGMAS).items():
-        is_sound, hint = PRAGMAS[name]
-        text = SYNCHRONOUS[value] if name == "synchronous" else str(value)
-        yield judged(f"pragma {name}", text, "" if is_sound(value) else hint)
+    values = pragmas(PRAGMAS)
+    values["synchronous"] = SYNCHRONOUS[values["synchronous"]]
+    yield from judge_values("pragma", values, PRAGMAS)
 
 
 def _log() -> Iterator[Finding]:

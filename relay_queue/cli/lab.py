@@ -21,7 +21,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from relay_queue import conf
-from relay_queue.cli.base import INTERRUPTED, Verb, nearest
+from relay_queue.cli.base import INTERRUPTED, Verb, flag, nearest
 from relay_queue.cli.output import Output, Style, Styled
 from relay_queue.lab.bench import runner as benches
 from relay_queue.lab.bench.figures import SPECS, names_for
@@ -54,9 +54,7 @@ def _scratch_folder(prefix: str, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _add_keep(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--keep", action="store_true", help="Keep the scratch folder and print where it is."
-    )
+    flag(parser, "--keep", help="Keep the scratch folder and print where it is.")
 
 
 def _demo(options: argparse.Namespace, out: Output) -> int:
@@ -93,11 +91,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         type=_row_name,
         help="Execute this row only, for example F4. May be repeated.",
     )
-    parser.add_argument(
-        "--sqlite",
-        action="store_true",
-        help="Use files of SQLite even if the queue is on PostgreSQL.",
-    )
+    flag(parser, "--sqlite", help="Use files of SQLite even if the queue is on PostgreSQL.")
 
 
 def _row_name(text: str) -> str:
@@ -216,9 +210,7 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
         help="The alias of DATABASES to measure. Without it, the queue's: on PostgreSQL, scratch "
         "databases are made on its server, and the figures are those that begin with pg_.",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="Small sizes: under a minute, and less exact."
-    )
+    flag(parser, "--quick", help="Small sizes: under a minute, and less exact.")
 
 
 def _figure_name(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 
 from relay_queue import conf, store
-from relay_queue.cli.base import Verb, whole_number
+from relay_queue.cli.base import Verb, flag, whole_number
 from relay_queue.cli.output import Output, short
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, Queue, Worker
@@ -51,13 +51,9 @@ def _add_jobs(operation: JobOperation, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", metavar="N", type=whole_number, help="At most N jobs, the oldest first."
     )
-    parser.add_argument(
-        "--yes", action="store_true", help="Do not ask before changing more than one job."
-    )
+    flag(parser, "--yes", help="Do not ask before changing more than one job.")
     if operation is REQUEUE:
-        parser.add_argument(
-            "--all-dead", action="store_true", help="All dead letters: the same as --state dead."
-        )
+        flag(parser, "--all-dead", help="All dead letters: the same as --state dead.")
     number = operation.number
     if number is not None:
         bounds = f"{number.lowest} to {number.highest}"
@@ -256,9 +252,9 @@ def _aging(text: str) -> float:
 
 def _add_workers(operation: WorkerOperation, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workers", metavar="WORKER", nargs="*", help="Names or ids of workers.")
-    parser.add_argument("--all", action="store_true", help="Every worker that has not ended.")
+    flag(parser, "--all", help="Every worker that has not ended.")
     if operation.undo is not None:
-        parser.add_argument("--undo", action="store_true", help="Let them claim again.")
+        flag(parser, "--undo", help="Let them claim again.")
 
 
 def _order(operation: WorkerOperation, options: argparse.Namespace, out: Output) -> int:
@@ -314,10 +310,7 @@ VERBS: Final = {
         op.command: Verb(partial(_operate_on_jobs, op), partial(_add_jobs, op), op.help)
         for op in JOB_OPERATIONS
     },
-    **{
-        op.command: Verb(partial(_as_a_whole, op), _add_queue, op.help)
-        for op in QUEUE_OPERATIONS
-    },
+    **{op.command: Verb(partial(_as_a_whole, op), _add_queue, op.help) for op in QUEUE_OPERATIONS},
     SET_LIMITS.command: Verb(_set_limits, _add_limits, SET_LIMITS.help),
     RERANK.command: Verb(_rerank, _add_aging, RERANK.help),
     **{

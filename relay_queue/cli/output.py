@@ -114,15 +114,10 @@ class Output:
 
         Plain text shows one line at the end, so that a log file stays readable.
         """
-        done = 0
-
-        def count(n: int) -> None:
-            nonlocal done
-            done += n
-
         if self._console is None:
-            yield count
-            self.line(f"{label}: {done:,} of {total:,}")
+            done: list[int] = []
+            yield done.append
+            self.line(f"{label}: {sum(done):,} of {total:,}")
             return
         from rich.progress import Progress
 

@@ -21,7 +21,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from relay_queue import conf, store
-from relay_queue.cli.base import Verb, duration_argument
+from relay_queue.cli.base import Verb, duration_argument, flag
 from relay_queue.cli.output import Output, short
 from relay_queue.query import looks, prunable
 from relay_queue.query.verify import verify
@@ -102,11 +102,8 @@ def _show_kind(kind: str, faults: list[Fault], out: Output) -> None:
 
 
 def _add_recount(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--recount",
-        action="store_true",
-        help="also set the counters of every queue to what its jobs are; holds the writer",
-    )
+    text = "Also set the counters of every queue to what its jobs are; holds the writer."
+    flag(parser, "--recount", help=text)
 
 
 def _recover(options: argparse.Namespace, out: Output) -> int:
@@ -213,9 +210,7 @@ def _add_what_to_prune(parser: argparse.ArgumentParser) -> None:
         choices=STATES,
         help="Only jobs in this state; may be given several times.",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="Show how many rows would go, and delete nothing."
-    )
+    flag(parser, "--dry-run", help="Show how many rows would go, and delete nothing.")
 
 
 def _age(text: str) -> float:

@@ -114,7 +114,7 @@ def judged(name: str, **changes: Any) -> str:
     from datetime import UTC, datetime, timedelta
 
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    sound = {key: value for key, (value, _hint) in doctor.SERVER_SETTINGS.items()}
+    sound = {key: min(values) for key, (values, _hint) in doctor.SERVER_SETTINGS.items()}
     values = {
         "version": "PostgreSQL 15",
         "now": now,
@@ -127,7 +127,8 @@ def judged(name: str, **changes: Any) -> str:
         "size_bytes": 1,
     }
     found = server.Server(**{**values, **changes})
-    findings = [*doctor.judge_settings(found), *doctor.judge_load(found)]
+    settings = doctor.judge_values("setting", found.settings, doctor.SERVER_SETTINGS)
+    findings = [*settings, *doctor.judge_load(found)]
     return {found.name.removeprefix("setting "): found.hint for found in findings}.get(name, "")
 
 

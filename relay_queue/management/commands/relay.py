@@ -27,7 +27,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the verb; the arguments behind it are for the verb's own parser."""
-        parser.formatter_class = base.VerbListFormatter
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps the list of verbs
         parser.epilog = base.verb_list()
         parser.missing_args_message = f"Name a verb: {', '.join(base.VERBS)}."
         parser.add_argument("verb", metavar="VERB", type=base.verb_name, help="See below.")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from relay_queue import __version__, conf
-from relay_queue.cli.base import explain
+from relay_queue.cli.base import explain, flag, nearest
 from relay_queue.db.gate import gate_of
 from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.management.preflight import database_fault, tasks_found
@@ -24,6 +23,9 @@ from relay_queue.worker.logwriter import log_writer
 from relay_queue.worker.options import WorkerOptions
 from relay_queue.worker.supervisor import Supervisor
 from relay_queue.worker.watchdog import GateWatch
+
+if TYPE_CHECKING:
+    from relay_queue.backend import RelayBackend
 
 LOG_SECONDS = 1.0
 """Seconds that the last lines of the log may take to be written."""
@@ -56,7 +58,7 @@ class Command(BaseCommand):
         except ConfigurationError as error:
             raise CommandError(explain(error)) from error
         options = worker_options(given, settings)
-        processes = _bounded("--processes", "PROCESSES", given["processes"], settings.processes)
+        processes = _bounded("processes", given, settings)
         if given["reload"] and given["parent_fd"] is None:
             code = reload.run()
         else:
@@ -120,12 +122,7 @@ def _add_what_to_run(parser: CommandParser) -> None:
         metavar="ALIAS",
         help="Run only jobs enqueued through this alias of TASKS. Default: all that Relay backs.",
     )
-    parser.add_argument(
-        "--drain",
-        "--batch",
-        action="store_true",
-        help="End when no ready, due or running job is left.",
-    )
+    flag(parser, "--drain", "--batch", help="End when no ready, due or running job is left.")
     parser.add_argument(
         "--max-jobs",
         "--max-tasks",
@@ -159,11 +156,7 @@ def _add_how_to_run(parser: CommandParser) -> None:
         help="How long running jobs may take to finish when told to stop.",
     )
     parser.add_argument("--name", help="Name shown for these workers. Default: the host's name.")
-    parser.add_argument(
-        "--reload",
-        action="store_true",
-        help="Start again when the code changes. For development.",
-    )
+    flag(parser, "--reload", help="Start again when the code changes. For development.")
     # The socket to the process that watches the code, see worker/reload.py.
     parser.add_argument(reload.PARENT_OPTION, type=int, help=argparse.SUPPRESS)
 
@@ -177,15 +170,10 @@ def worker_options(given: dict[str, Any], settings: conf.RelaySettings) -> Worke
         queues=queues,
         exclude_queues=excluded,
         backend=_backend(given["backend"]),
-        concurrency=_bounded(
-            "--concurrency", "CONCURRENCY", given["concurrency"], settings.concurrency
-        ),
+        concurrency=_bounded("concurrency", given, settings),
         lease_seconds=_lease_seconds(given["lease_seconds"], settings),
         shutdown_timeout_seconds=_bounded(
-            "--shutdown-timeout",
-            "SHUTDOWN_TIMEOUT_SECONDS",
-            given["shutdown_timeout"],
-            settings.shutdown_timeout_seconds,
+            "shutdown_timeout", given, settings, key="shutdown_timeout_seconds"
         ),
         drain=given["drain"],
         max_jobs=_max_jobs(given["max_jobs"]),
@@ -260,69 +248,67 @@ def _check_queue(name: str, settings: conf.RelaySettings) -> None:
 
 def _admitted_queues() -> set[str]:
     """Return the queues to which the aliases that Relay backs admit jobs; empty if it is every queue."""
+    listed = [backend.queues for backend in _backends().values() if backend is not None]
+    return set[str]().union(*listed) if all(listed) else set()
+
+
+def _backends() -> dict[str, RelayBackend | None]:
+    """Return the backends of Relay by their aliases, with None for an alias of another's."""
     from relay_queue.backend import RelayBackend
     from relay_queue.compat import task_backends
 
-    backends = [task_backends[alias] for alias in task_backends]
-    listed = [backend.queues for backend in backends if isinstance(backend, RelayBackend)]
-    return set[str]().union(*listed) if all(listed) else set()
+    backends = {alias: task_backends[alias] for alias in task_backends}
+    return {a: found if isinstance(found, RelayBackend) else None for a, found in backends.items()}
 
 
 def _backend(alias: str | None) -> str | None:
     if alias is None:
         return None
-    from relay_queue.backend import RelayBackend
-    from relay_queue.compat import task_backends
-
-    every = list(task_backends)
-    aliases = [name for name in every if isinstance(task_backends[name], RelayBackend)]
-    if alias in aliases:
+    backends = _backends()
+    if backends.get(alias) is not None:
         return alias
-    what = "is not backed by Relay" if alias in every else "is not in TASKS"
+    what = "is not backed by Relay" if alias in backends else "is not in TASKS"
+    aliases = [name for name, backend in backends.items() if backend is not None]
     raise CommandError(f"the backend alias {alias!r} {what}. {_hint(alias, aliases)}")
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = get_close_matches(name, names, n=1)
-    if near:
-        return f"Did you mean {near[0]!r}?"
-    return f"Use one of: {', '.join(names)}." if names else "There are none."
+def _hint(name: str, known: Sequence[str]) -> str:
+    return nearest(name, known, f"Use one of: {', '.join(known)}." if known else "There are none.")
 
 
-def _bounded(option: str, key: str, value: Any, default: Any) -> Any:
-    """Hold an argument to the bounds of the setting that it replaces."""
+def _refusal(option: str, value: Any, way_out: str) -> CommandError:
+    return CommandError(f"--{option} is {shown(value)}. {way_out}")
+
+
+def _bounded(name: str, given: dict[str, Any], settings: conf.RelaySettings, key: str = "") -> Any:
+    """Hold an argument to the bounds of the setting that it replaces, by default of its name."""
+    value, key = given[name], key or name
     if value is None:
-        return default
-    problems = conf.problems({key: value})
+        return getattr(settings, key)
+    problems = conf.problems({key.upper(): value})
     if problems:
-        raise CommandError(f"{option} is {shown(value)}. {problems[0].hint}")
+        raise _refusal(name.replace("_", "-"), value, problems[0].hint)
     return value
 
 
 def _lease_seconds(value: float | None, settings: conf.RelaySettings) -> float | None:
     low, high = settings.min_lease_seconds, settings.max_lease_seconds
     if value is not None and not low <= value <= high:
-        raise CommandError(
-            f"--lease-seconds is {shown(value)}. Use {low:g} to {high:g}, or change "
-            'RELAY["MIN_LEASE_SECONDS"] and RELAY["MAX_LEASE_SECONDS"].'
-        )
+        changed = 'RELAY["MIN_LEASE_SECONDS"] and RELAY["MAX_LEASE_SECONDS"]'
+        raise _refusal("lease-seconds", value, f"Use {low:g} to {high:g}, or change {changed}.")
     return value
 
 
 def _check_interval(value: float | None) -> None:
     """Refuse what is no pause, though it is not used: it was meant to be something else."""
     if value is not None and not 0 < value < inf:
-        raise CommandError(
-            f"--interval is {shown(value)}. Use seconds above 0, or leave it out: idle workers are woken."
-        )
+        way_out = "Use seconds above 0, or leave it out: idle workers are woken."
+        raise _refusal("interval", value, way_out)
 
 
 def _max_jobs(value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise CommandError(
-            f"--max-jobs is {shown(value)}. Use 1 or more, or leave it out for no limit."
-        )
+        raise _refusal("max-jobs", value, "Use 1 or more, or leave it out for no limit.")
     return value
 
 
@@ -330,9 +316,8 @@ def _name(value: str | None) -> str:
     if value is None:
         return socket.gethostname()[:MAX_NAME_CHARS]
     if not 1 <= len(value) <= MAX_NAME_CHARS or not value.isprintable():
-        raise CommandError(
-            f"--name is {shown(value)}. Use 1 to {MAX_NAME_CHARS} characters that can be printed."
-        )
+        way_out = f"Use 1 to {MAX_NAME_CHARS} characters that can be printed."
+        raise _refusal("name", value, way_out)
     return value
 
 
