@@ -18,27 +18,23 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError
 
-from relay_queue import quantities
+from relay_queue import operations, quantities
 from relay_queue.cli.output import Output
 from relay_queue.exceptions import RelayError
 from relay_queue.logs import printable
-from relay_queue.operations import (
-    JOB_OPERATIONS,
-    QUEUE_OPERATIONS,
-    RERANK,
-    SET_LIMITS,
-    WORKER_OPERATIONS,
-)
 from relay_queue.validation import MAX_ID
 
-_OPERATIONS: Final = {
-    operation.command: operation.summary
-    for operation in (*JOB_OPERATIONS, *QUEUE_OPERATIONS, SET_LIMITS, RERANK, *WORKER_OPERATIONS)
-    if operation.command
-}
+_OPERATIONS: Final = (
+    *operations.JOB_OPERATIONS,
+    *operations.QUEUE_OPERATIONS,
+    operations.SET_LIMITS,
+    operations.RERANK,
+    operations.QUIET,
+    operations.STOP,
+)
 
 VERBS: Final = {
     "demo": "run a few jobs on a scratch database and show what happened",
@@ -47,7 +43,7 @@ VERBS: Final = {
     "inspect": "show what is in the log, the tables and the ledger",
     "verify": "check everything that is stored; exit with 1 on any fault",
     "recover": "end the leases whose time or owner is gone",
-    **_OPERATIONS,
+    **{operation.command: operation.summary for operation in _OPERATIONS},
     "prune": "delete old finished jobs",
     "backup": "copy the database while it is in use",
     "doctor": "show versions, settings, workers and what is wrong with them",
@@ -56,7 +52,7 @@ VERBS: Final = {
 """The verbs, in the order in which the help lists them, with one line each."""
 
 _MODULES: Final = {
-    **dict.fromkeys(_OPERATIONS, "operate"),
+    **{operation.command: "operate" for operation in _OPERATIONS},
     **dict.fromkeys(("demo", "drill", "bench"), "lab"),
     **dict.fromkeys(("verify", "recover", "prune", "backup"), "upkeep"),
 }
@@ -102,6 +98,12 @@ class Verb:
 def flag(parser: argparse.ArgumentParser, *names: str, help: str) -> None:  # noqa: A002 - as argparse
     """Declare an option without a value."""
     parser.add_argument(*names, action="store_true", help=help)
+
+
+def add_states(parser: argparse.ArgumentParser, states: list[str]) -> None:
+    """Declare ``--state``, a filter of jobs."""
+    text = "Only jobs in this state; may be given several times."
+    parser.add_argument("--state", action="append", choices=states, help=text)
 
 
 def whole_number(text: str) -> int:
@@ -162,8 +164,12 @@ def parse(
 
     Wrong usage exits with code 2 on the ``command_line`` and raises ``CommandError`` elsewhere.
     """
-    command = _VerbCommand(load(verb), command_line)
+    found, command = load(verb), BaseCommand()
+    command.help, command.requires_system_checks = found.help, []
+    # Django's parser has the options that every command has.
     parser = command.create_parser("manage.py", f"relay {verb}")
+    parser.called_from_command_line = command_line
+    found.add_arguments(parser)
     return parser.parse_args(arguments, seed)
 
 
@@ -213,18 +219,3 @@ def verb_list() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {name:<{width}}  {text}" for name, text in VERBS.items()]
     return "\n".join(["verbs:", *lines, "", "relay VERB --help shows the arguments of a verb."])
-
-
-class _VerbCommand(BaseCommand):
-    """Makes Django build the parser of a verb, with the options that every command has."""
-
-    requires_system_checks = []
-
-    def __init__(self, verb: Verb, command_line: bool) -> None:
-        super().__init__()
-        self._called_from_command_line = command_line
-        self.help = verb.help
-        self._verb = verb
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        self._verb.add_arguments(parser)

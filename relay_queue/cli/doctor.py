@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any, Final, Literal
@@ -137,7 +137,7 @@ def _doctor(options: argparse.Namespace, out: Output) -> int:
             found += _attempt(examine)
             if found[-1].hint == NOT_REACHED:
                 break  # the others would report this again
-    out.data({"ok": not _any_fails(found), "findings": [asdict(finding) for finding in found]})
+    out.data(ok=not _any_fails(found), findings=[asdict(finding) for finding in found])
     width = max(len(finding.name) for finding in found)
     for finding in found:
         line = f"{finding.level:<4}  {finding.name:<{width}}  {finding.text}"
@@ -302,14 +302,10 @@ def _gate() -> Iterator[Finding]:
     gate = gate_of(connections[conf.get().database])
     if gate is None:
         return
-    holder = gate.holder()
-    if holder is None:
-        yield Finding("gate", "ok", "free")
-        return
-    limit = conf.get().gate_hold_seconds
-    late = time() - holder.since > limit
+    holder, limit = gate.holder(), conf.get().gate_hold_seconds
+    late = holder is not None and time() - holder.since > limit
     hint = f"Everybody else waits. See what that process does; {limit:g} s is the limit for jobs."
-    yield judged("gate", f"held by {holder}", hint if late else "")
+    yield judged("gate", f"held by {holder}" if holder else "free", hint if late else "")
 
 
 def _workers() -> Iterator[Finding]:
@@ -353,7 +349,7 @@ def _leases() -> Iterator[Finding]:
         return
     n = late[: MOST_COUNTED + 1].count()
     count = f"more than {MOST_COUNTED:,}" if n > MOST_COUNTED else f"{n:,}"
-    text = f"{count} long overdue, the oldest for {duration(_seconds(now, oldest))}"
+    text = f"{count} long overdue, the oldest for {duration((now - oldest).total_seconds())}"
     yield judged("leases", text, NOT_RECOVERED)
 
 
@@ -388,26 +384,19 @@ def _clock() -> Iterator[Finding]:
     now = looks.now()
     text, hint = f"{now:%Y-%m-%d %H:%M:%S} UTC", ""
     newest = Worker.objects.using(conf.get().database).order_by("-heartbeat_at").first()
-    ahead = 0.0 if newest is None else _seconds(newest.heartbeat_at, now)
+    ahead = 0.0 if newest is None else (newest.heartbeat_at - now).total_seconds()
     if newest is not None and ahead > CLOCK_SLACK_SECONDS:
         text += f"; worker {_called(newest)} was heard {duration(ahead)} in the future"
         hint = "A clock was set back, or two machines disagree. Leases last that much longer."
     yield judged("clock", text, hint)
 
 
-def _seconds(moment: datetime, since: datetime) -> float:
-    return (moment - since).total_seconds()
-
-
 def _migrations() -> Iterator[Finding]:
     executor = MigrationExecutor(connections[conf.get().database])
     targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "relay_queue"]
     pending = [f"{m.app_label}.{m.name}" for m, _ in executor.migration_plan(targets)]
-    if pending:
-        text = f"not applied: {', '.join(pending)}"
-        yield Finding("migrations", "fail", text, "Run manage.py migrate.")
-    else:
-        yield Finding("migrations", "ok", "all applied")
+    text = f"not applied: {', '.join(pending)}" if pending else "all applied"
+    yield judged("migrations", text, "Run manage.py migrate." if pending else "", "fail")
 
 
 def _disk() -> Iterator[Finding]:

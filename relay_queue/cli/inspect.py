@@ -49,16 +49,14 @@ def _show_everything(out: Output) -> None:
     queues = {queue.name: queue.counts for queue in standing.queues}
     totals = ledger.ledger_totals()
     out.data(
-        {
-            "file": file,
-            "log": log and asdict(log),
-            "server": found and asdict(found),
-            "tables": tables,
-            "jobs": queues,
-            "ledger": totals.outcomes,
-            "refused": totals.refused,
-            "verdicts": standing.verdicts,
-        }
+        file=file,
+        log=log and asdict(log),
+        server=found and asdict(found),
+        tables=tables,
+        jobs=queues,
+        ledger=totals.outcomes,
+        refused=totals.refused,
+        verdicts=standing.verdicts,
     )
     if file is not None and log is not None:
         out.facts(file, "Database file")
@@ -127,7 +125,7 @@ def _show_jobs(queues: dict[str, dict[str, int]], out: Output) -> None:
 
 
 def _show_story(story: Story, out: Output) -> None:
-    out.data(_story_as_data(story))
+    out.data(**_story_as_data(story))
     job = story.job
     out.facts(
         {

@@ -84,13 +84,8 @@ def _demo(options: argparse.Namespace, out: Output) -> int:
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--row",
-        metavar="ROW",
-        action="append",
-        type=_row_name,
-        help="Execute this row only, for example F4. May be repeated.",
-    )
+    text = "Execute this row only, for example F4. May be repeated."
+    parser.add_argument("--row", metavar="ROW", action="append", type=_row_name, help=text)
     flag(parser, "--sqlite", help="Use files of SQLite even if the queue is on PostgreSQL.")
 
 
@@ -119,13 +114,11 @@ def _drill(options: argparse.Namespace, out: Output) -> int:
     kept = verdicts[KEPT]
     others = {"differ": verdicts[DIFFERS], "not_applicable": verdicts[NOT_APPLICABLE]}
     out.data(
-        {
-            "rows": [result.as_data() for result in results],
-            "engine": "postgresql" if server else "sqlite",
-            "kept": kept,
-            **others,
-            "seconds": round(seconds, 1),
-        }
+        rows=[result.as_data() for result in results],
+        engine="postgresql" if server else "sqlite",
+        kept=kept,
+        **others,
+        seconds=round(seconds, 1),
     )
     _show_results(results, out)
     rest = [f", {n} {name.replace('_', ' ')}" for name, n in others.items() if n]
@@ -157,12 +150,12 @@ def _play(rows: Sequence[str], site: drills.Site, out: Output) -> list[Result]:
     named = f" {site.prefix}_… on the queue's server" if site.server else ""
     out.line(f"On scratch databases{named}; the project's own is not touched.", "dim")
     found: dict[str, Result] = {}
-    with out.progress("rows", len(rows)) as advance, closing(drills.play(rows, site)) as playing:
+    with out.progress("rows") as tell, closing(drills.play(rows, site)) as playing:
         for result in playing:
             found[result.row] = result
             text = f"{result.row:<3} {PROMISES[result.row].failure}: {result.verdict}"
             out.line(text, _STYLES[result.verdict])
-            advance(1)
+            tell(len(found), len(rows))
     return [found[row] for row in rows]
 
 
@@ -204,12 +197,11 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
         type=_figure_name,
         help=f"Measure these figures only: {', '.join(SPECS)}.",
     )
-    parser.add_argument(
-        "--database",
-        metavar="ALIAS",
-        help="The alias of DATABASES to measure. Without it, the queue's: on PostgreSQL, scratch "
-        "databases are made on its server, and the figures are those that begin with pg_.",
+    text = (
+        "The alias of DATABASES to measure. Without it, the queue's: on PostgreSQL, scratch "
+        "databases are made on its server, and the figures are those that begin with pg_."
     )
+    parser.add_argument("--database", metavar="ALIAS", help=text)
     flag(parser, "--quick", help="Small sizes: under a minute, and less exact.")
 
 
@@ -236,7 +228,7 @@ def _bench(options: argparse.Namespace, out: Output) -> int:
         facts = benches.facts(folder)
         _warn(facts, folder, out)
         figures = _measure(names, folder, options.quick, out, server)
-    out.data({"figures": figures, "machine": facts})
+    out.data(figures=figures, machine=facts)
     out.line()
     keys = ["name", "value", "unit", "baseline", "ratio", "bar"]
     rows = [[*(figure[key] for key in keys), _verdict(figure)] for figure in figures]

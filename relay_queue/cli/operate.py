@@ -10,22 +10,12 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 
-from relay_queue import conf, store
-from relay_queue.cli.base import Verb, flag, whole_number
-from relay_queue.cli.output import Output, short
+from relay_queue import conf, operations, store
+from relay_queue.cli.base import Verb, add_states, flag, whole_number
+from relay_queue.cli.output import Output, counted, short
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, Queue, Worker
-from relay_queue.operations import (
-    JOB_OPERATIONS,
-    QUEUE_OPERATIONS,
-    REQUEUE,
-    RERANK,
-    SET_LIMITS,
-    WORKER_OPERATIONS,
-    JobOperation,
-    QueueOperation,
-    WorkerOperation,
-)
+from relay_queue.operations import JobOperation, QueueOperation, WorkerOperation
 from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS
 from relay_queue.states import State, WorkerOrder
 from relay_queue.store.queues import LIMITS
@@ -42,17 +32,11 @@ def _add_jobs(operation: JobOperation, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job_ids", metavar="ID", nargs="*", type=whole_number, help="Ids of jobs.")
     parser.add_argument("--queue", type=_name, help="Only jobs of this queue.")
     parser.add_argument("--task", type=_name, help="Only jobs of this task, by its dotted path.")
-    parser.add_argument(
-        "--state",
-        action="append",
-        choices=[state.value for state in operation.listed_states],
-        help="Only jobs in this state; may be given several times.",
-    )
-    parser.add_argument(
-        "--limit", metavar="N", type=whole_number, help="At most N jobs, the oldest first."
-    )
+    add_states(parser, [state.value for state in operation.listed_states])
+    text = "At most N jobs, the oldest first."
+    parser.add_argument("--limit", metavar="N", type=whole_number, help=text)
     flag(parser, "--yes", help="Do not ask before changing more than one job.")
-    if operation is REQUEUE:
+    if operation is operations.REQUEUE:
         flag(parser, "--all-dead", help="All dead letters: the same as --state dead.")
     number = operation.number
     if number is not None:
@@ -73,25 +57,19 @@ def _operate_on_jobs(operation: JobOperation, options: argparse.Namespace, out: 
     given = {} if operation.number is None else {operation.number.name: options.to}
     job_ids = _select(operation, options, operation.question.format(**given))
     changed, stopped = change(operation, job_ids, **given)
-    out.data(
-        {
-            "changed": changed.job_ids,
-            "skipped": changed.skipped,
-            "missing": changed.missing,
-            "stopped": stopped,
-        }
-    )
+    skipped, missing = changed.skipped, changed.missing
+    out.data(changed=changed.job_ids, skipped=skipped, missing=missing, stopped=stopped)
     done = operation.done.format(**given)
-    out.line(f"{done} {_count(changed.job_ids)}{_listed(map(str, changed.job_ids))}.")
-    if changed.skipped:
-        states = (f"{job_id} is {state}" for job_id, state in changed.skipped.items())
-        out.line(f"Skipped {_count(changed.skipped)}{_listed(states)}.", "warning")
-    if changed.missing:
-        ids = _listed(map(str, changed.missing))
+    out.line(f"{done} {counted(len(changed.job_ids), 'job')}{_listed(map(str, changed.job_ids))}.")
+    if skipped:
+        states = (f"{job_id} is {state}" for job_id, state in skipped.items())
+        out.line(f"Skipped {counted(len(skipped), 'job')}{_listed(states)}.", "warning")
+    if missing:
+        ids = _listed(map(str, missing))
         out.line(f"Not found{ids}: never there, pruned or discarded.", "warning")
     if stopped:
         out.warn(f"Stopped: {stopped} Or name fewer jobs, with --limit.")
-    return 1 if stopped or (options.job_ids and (changed.skipped or changed.missing)) else 0
+    return 1 if stopped or (options.job_ids and (skipped or missing)) else 0
 
 
 def change(
@@ -113,7 +91,7 @@ def _select(operation: JobOperation, options: argparse.Namespace, question: str)
     Asks before a change of several jobs that a filter found. Raises ``CommandError`` without ids
     and filters, or if no terminal can answer.
     """
-    if operation is REQUEUE and options.all_dead:
+    if operation is operations.REQUEUE and options.all_dead:
         if options.state and options.state != [State.DEAD.value]:
             raise CommandError("Give --all-dead or --state, not both.")
         options.state = [State.DEAD.value]
@@ -130,7 +108,7 @@ def _select(operation: JobOperation, options: argparse.Namespace, question: str)
     found = Job.objects.using(conf.get().database).filter(state__in=states, **filters)
     job_ids = list(found.order_by("id").values_list("id", flat=True)[: options.limit])
     if len(job_ids) > 1 and not options.yes:
-        _ask(f"{question.capitalize()} {len(job_ids):,} jobs?")
+        _ask(f"{question.capitalize()} {counted(len(job_ids), 'job')}?")
     return job_ids
 
 
@@ -139,10 +117,6 @@ def _ask(question: str) -> None:
         raise CommandError(f"{question} Nobody can answer here; say --yes.")
     if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
         raise CommandError("Nothing was changed.")
-
-
-def _count(jobs: Any) -> str:
-    return "1 job" if len(jobs) == 1 else f"{len(jobs):,} jobs"
 
 
 def _listed(texts: Any) -> str:
@@ -177,7 +151,7 @@ def _known_queue(options: argparse.Namespace) -> str:
 def _as_a_whole(operation: QueueOperation, options: argparse.Namespace, out: Output) -> None:
     queue = _known_queue(options)
     store.in_transaction(lambda tx: operation.verb(tx, queue))
-    out.data({"queue": queue, **operation.facts})
+    out.data(queue=queue, **operation.facts)
     out.line(operation.done.format(queue=queue))
 
 
@@ -202,28 +176,24 @@ def _set_limits(options: argparse.Namespace, out: Output) -> None:
         if given:
             store.set_limits(tx, queue, **given)
     limits |= given
-    out.data({"queue": queue, **limits})
+    out.data(queue=queue, **limits)
     shown = {n: "no limit" if limits[n] is None else f"{limits[n]:,}" for n in LIMITS}
-    out.line(SET_LIMITS.done.format(queue=queue, **shown))
+    out.line(operations.SET_LIMITS.done.format(queue=queue, **shown))
 
 
 def _add_aging(parser: argparse.ArgumentParser) -> None:
     _add_queue(parser)
-    parser.add_argument(
-        "--aging-seconds",
-        metavar="N",
-        type=_number_or("strict", _aging),
-        required=True,
-        help="Seconds worth one class; or strict: a lower class never goes before a higher one.",
-    )
+    aging = _number_or("strict", _aging)
+    text = "Seconds worth one class; or strict: a lower class never goes before a higher one."
+    parser.add_argument("--aging-seconds", metavar="N", type=aging, required=True, help=text)
 
 
 def _rerank(options: argparse.Namespace, out: Output) -> None:
     queue, aging_seconds = _known_queue(options), options.aging_seconds
     jobs = store.rerank(queue, aging_seconds)
-    out.data({"queue": queue, "aging_seconds": aging_seconds, "jobs": jobs})
+    out.data(queue=queue, aging_seconds=aging_seconds, jobs=jobs)
     how = "strict priority" if aging_seconds is None else f"{aging_seconds:g} s a class"
-    out.line(RERANK.done.format(queue=queue, how=how, jobs=f"{jobs:,}"))
+    out.line(operations.RERANK.done.format(queue=queue, how=how, jobs=f"{jobs:,}"))
 
 
 def _number_or(word: str, convert: Callable[[str], float]) -> Callable[[str], float | None]:
@@ -265,7 +235,7 @@ def _order(operation: WorkerOperation, options: argparse.Namespace, out: Output)
     with store.transaction() as tx:
         obeying = store.order_workers(tx, worker_ids, operation.order)
     passed = sorted(set(worker_ids) - set(obeying))
-    out.data({"told": obeying, "passed_over": passed})
+    out.data(told=obeying, passed_over=passed)
     out.line(f"{operation.done}: {_names(obeying)}. They obey within about a second.")
     if passed:
         out.line(f"Ended, or told to stop, already: {_names(passed)}.", "warning")
@@ -308,14 +278,17 @@ def _names(worker_ids: list[int]) -> str:
 VERBS: Final = {
     **{
         op.command: Verb(partial(_operate_on_jobs, op), partial(_add_jobs, op), op.help)
-        for op in JOB_OPERATIONS
+        for op in operations.JOB_OPERATIONS
     },
-    **{op.command: Verb(partial(_as_a_whole, op), _add_queue, op.help) for op in QUEUE_OPERATIONS},
-    SET_LIMITS.command: Verb(_set_limits, _add_limits, SET_LIMITS.help),
-    RERANK.command: Verb(_rerank, _add_aging, RERANK.help),
+    **{
+        op.command: Verb(partial(_as_a_whole, op), _add_queue, op.help)
+        for op in operations.QUEUE_OPERATIONS
+    },
+    operations.SET_LIMITS.command: Verb(_set_limits, _add_limits, operations.SET_LIMITS.help),
+    operations.RERANK.command: Verb(_rerank, _add_aging, operations.RERANK.help),
     **{
         op.command: Verb(partial(_order, op), partial(_add_workers, op), op.help)
-        for op in WORKER_OPERATIONS
+        for op in operations.WORKER_OPERATIONS
         if op.command
     },
 }

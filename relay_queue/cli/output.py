@@ -109,26 +109,27 @@ class Output:
             self.line(f"{name:<{width}}{_GAP}{cell(value)}")
 
     @contextmanager
-    def progress(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show how far a long piece of work is; the function it yields adds to what is done.
+    def progress(self, label: str) -> Iterator[Callable[[int, int], None]]:
+        """Show how far a long piece of work is; the function it yields takes what is done, and all.
 
         Plain text shows one line at the end, so that a log file stays readable.
         """
         if self._console is None:
-            done: list[int] = []
-            yield done.append
-            self.line(f"{label}: {sum(done):,} of {total:,}")
+            told: list[tuple[int, int]] = []
+            yield lambda done, total: told.append((done, total))
+            for done, total in told[-1:]:
+                self.line(f"{label}: {done:,} of {total:,}")
             return
         from rich.progress import Progress
 
         with Progress(console=self._console) as bar:
-            task = bar.add_task(printable(label), total=total)
-            yield lambda n: bar.advance(task, n)
+            task = bar.add_task(printable(label), total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
-    def data(self, value: object) -> None:
-        """Write one JSON value, indented, with dates in ISO 8601."""
+    def data(self, **values: object) -> None:
+        """Write the values by their names as one JSON object, indented, with dates in ISO 8601."""
         if self.as_json:
-            self._stream.write(json.dumps(value, cls=DjangoJSONEncoder, indent=2) + "\n")
+            self._stream.write(json.dumps(values, cls=DjangoJSONEncoder, indent=2) + "\n")
 
     def warn(self, text: str) -> None:
         """Write one line to the error stream."""
@@ -157,6 +158,11 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return printable(str(value))
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def short(name: str) -> str:

@@ -70,7 +70,7 @@ def _status(options: argparse.Namespace, out: Output) -> None:
 
 def _show(found: Status, out: Output) -> None:
     unserved = status.unserved(found.queues, found.workers)
-    out.data(_as_data(found, unserved))
+    out.data(**_as_data(found, unserved))
     out.line(f"Relay at {found.now:%Y-%m-%d %H:%M:%S} UTC", "title")
     out.line()
     if not found.queues:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -21,8 +21,8 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from relay_queue import conf, store
-from relay_queue.cli.base import Verb, duration_argument, flag
-from relay_queue.cli.output import Output, short
+from relay_queue.cli.base import Verb, add_states, duration_argument, flag
+from relay_queue.cli.output import Output, counted, short
 from relay_queue.query import looks, prunable
 from relay_queue.query.verify import verify
 from relay_queue.query.verify_rules import Fault
@@ -51,41 +51,27 @@ def _verify(options: argparse.Namespace, out: Output) -> int:
     attempts and the counters. Reads only, and may run beside live workers. Exits with 1 on any
     fault.
     """
-    with ExitStack() as stack:
-        found = verify(database_path(conf.get().database), progress=_progress(out, stack))
+    path = database_path(conf.get().database)
+    with out.progress("jobs checked") as tell:
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what == "jobs":
+                tell(done, total)
+
+        found = verify(path, progress=progress)
     faults = [asdict(fault) | {"advice": fault.advice} for fault in found.faults]
-    out.data({"ok": found.ok} | asdict(found) | {"faults": faults})
+    out.data(**{"ok": found.ok} | asdict(found) | {"faults": faults})
     for note in found.notes:
         out.line(f"note: {note}", "dim")
     for kind, of_kind in groupby(sorted(found.faults, key=lambda f: f.kind), lambda f: f.kind):
         _show_kind(kind, list(of_kind), out)
-    jobs = _counted(found.jobs, "job")
+    jobs = counted(found.jobs, "job")
     if found.ok:
         out.line(f"No fault in {jobs}.", "good")
         return 0
     out.line()
-    out.line(f"{_counted(found.fault_count, 'fault')} in {jobs}.", "bad")
+    out.line(f"{counted(found.fault_count, 'fault')} in {jobs}.", "bad")
     return 1
-
-
-def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _progress(out: Output, stack: ExitStack) -> Callable[[str, int, int], None]:
-    """Return a callback that shows the progress over the jobs; the bar ends with ``stack``."""
-    advance: Callable[[int], None] | None = None
-    shown = 0
-
-    def progress(what: str, done: int, total: int) -> None:
-        nonlocal advance, shown
-        if what == "jobs":
-            advance = advance or stack.enter_context(out.progress("jobs checked", total))
-            advance(done - shown)
-            shown = done
-
-    return progress
 
 
 def _show_kind(kind: str, faults: list[Fault], out: Output) -> None:
@@ -116,13 +102,8 @@ def _recover(options: argparse.Namespace, out: Output) -> int:
     dead, lost = _recover_dead(trial)
     ended = lost + _recover_expired(trial)
     recounted = _recount() if options.recount else []
-    out.data(
-        {
-            "dead_workers": dead,
-            "recounted_queues": recounted,
-            "recovered": [one._asdict() for one in ended],
-        }
-    )
+    recovered = [one._asdict() for one in ended]
+    out.data(dead_workers=dead, recounted_queues=recounted, recovered=recovered)
     if recounted:
         out.line(f"Counted anew: {', '.join(recounted)}.")
     out.line(f"Workers found dead: {len(dead)}. Leases ended: {len(ended):,}.")
@@ -198,18 +179,9 @@ _OTHERS: Final = {
 
 
 def _add_what_to_prune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--older-than",
-        metavar="AGE",
-        type=_age,
-        help="Finished longer ago than 7d, 12h, 30m or 45s; default: the RETAIN_ setting.",
-    )
-    parser.add_argument(
-        "--state",
-        action="append",
-        choices=STATES,
-        help="Only jobs in this state; may be given several times.",
-    )
+    text = "Finished longer ago than 7d, 12h, 30m or 45s; default: the RETAIN_ setting."
+    parser.add_argument("--older-than", metavar="AGE", type=_age, help=text)
+    add_states(parser, STATES)
     flag(parser, "--dry-run", help="Show how many rows would go, and delete nothing.")
 
 
@@ -235,7 +207,7 @@ def _prune(options: argparse.Namespace, out: Output) -> None:
         kind: act(kind, now - timedelta(seconds=seconds))
         for kind, seconds in _ages(options.state, options.older_than).items()
     }
-    out.data({"would_delete" if options.dry_run else "deleted": rows})
+    out.data(**{"would_delete" if options.dry_run else "deleted": rows})
     if not rows:
         out.line("Nothing is to be deleted: the settings keep these for ever. Name --older-than.")
     words = "would be deleted" if options.dry_run else "deleted"
@@ -298,7 +270,7 @@ def _backup(options: argparse.Namespace, out: Output) -> None:
     except (OSError, sqlite3.Error) as error:
         raise CommandError(f"the backup failed and left nothing behind: {error}") from error
     size = destination.stat().st_size
-    out.data({"path": str(destination), "size_bytes": size, "jobs": jobs})
+    out.data(path=str(destination), size_bytes=size, jobs=jobs)
     out.line(f"{destination}: {size:,} bytes, {jobs:,} jobs, integrity checked", "good")
 
 

@@ -94,9 +94,9 @@ def test_with_json_only_data_is_written(status: Callable[..., None]) -> None:
     def run(options: argparse.Namespace, out: Output) -> int:
         out.table(["queue"], [["mail"]])
         out.facts({"depth": 3})
-        with out.progress("copying", 1) as advance:
-            advance(1)
-        out.data({"depth": 3, "at": datetime(2030, 1, 2, tzinfo=UTC)})
+        with out.progress("copying") as tell:
+            tell(1, 1)
+        out.data(depth=3, at=datetime(2030, 1, 2, tzinfo=UTC))
         return 0
 
     status(run)
@@ -311,6 +311,6 @@ def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "rich.console", None)
     out, stream = text_output(Terminal())
     out.line("plain", "bad")
-    with out.progress("copying", 2) as advance:
-        advance(2)
+    with out.progress("copying") as tell:
+        tell(2, 2)
     assert stream.getvalue() == "plain\ncopying: 2 of 2\n"

@@ -37,12 +37,8 @@ class Command(BaseCommand):
 
     def handle(self, *, verb: str, arguments: list[str], **options: Any) -> None:
         """Run the verb; leave with its exit code if that is not 0."""
-        parsed = base.parse(
-            verb,
-            arguments,
-            argparse.Namespace(**options),
-            command_line=self._called_from_command_line,
-        )
+        seed = argparse.Namespace(**options)
+        parsed = base.parse(verb, arguments, seed, command_line=self._called_from_command_line)
         # Django's wrapper adds a line end to each write, and a table writes its own.
         # The wrapper of stderr keeps adding them: Django writes the CommandError of a verb there.
         self.stdout.ending = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from django.db import connections
 
 from relay_queue import __version__, conf
 from relay_queue.cli.base import explain, flag, nearest
+from relay_queue.cli.output import counted
 from relay_queue.db.gate import gate_of
 from relay_queue.exceptions import ConfigurationError, shown
 from relay_queue.management.preflight import database_fault, tasks_found
@@ -101,60 +103,29 @@ class Command(BaseCommand):
 
 
 def _add_what_to_run(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--queue",
-        "--queue-name",
-        action="append",
-        default=[],
-        metavar="NAME[,NAME]",
-        help="Serve these queues only, in turn and in this order; * is all. May be repeated.",
-    )
-    parser.add_argument(
-        "--exclude-queue",
-        "--exclude-queues",
-        action="append",
-        default=[],
-        metavar="NAME[,NAME]",
-        help="Serve every queue but these. May be repeated.",
-    )
-    parser.add_argument(
-        "--backend",
-        metavar="ALIAS",
-        help="Run only jobs enqueued through this alias of TASKS. Default: all that Relay backs.",
-    )
+    add_names = partial(parser.add_argument, action="append", default=[], metavar="NAME[,NAME]")
+    text = "Serve these queues only, in turn and in this order; * is all. May be repeated."
+    add_names("--queue", "--queue-name", help=text)
+    text = "Serve every queue but these. May be repeated."
+    add_names("--exclude-queue", "--exclude-queues", help=text)
+    text = "Run only jobs enqueued through this alias of TASKS. Default: all that Relay backs."
+    parser.add_argument("--backend", metavar="ALIAS", help=text)
     flag(parser, "--drain", "--batch", help="End when no ready, due or running job is left.")
-    parser.add_argument(
-        "--max-jobs",
-        "--max-tasks",
-        type=int,
-        metavar="N",
-        help="Replace each process after N jobs; with --drain, end it.",
-    )
-    parser.add_argument(
-        "--interval",
-        type=float,
-        metavar="SECONDS",
-        help="Accepted for scripts written for other queues. Not needed: idle workers are woken.",
-    )
+    text = "Replace each process after N jobs; with --drain, end it."
+    parser.add_argument("--max-jobs", "--max-tasks", type=int, metavar="N", help=text)
+    text = "Accepted for scripts written for other queues. Not needed: idle workers are woken."
+    parser.add_argument("--interval", type=float, metavar="SECONDS", help=text)
 
 
 def _add_how_to_run(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--concurrency", type=int, metavar="N", help="Jobs that each process runs at a time."
-    )
+    text = "Jobs that each process runs at a time."
+    parser.add_argument("--concurrency", type=int, metavar="N", help=text)
     parser.add_argument("--processes", type=int, metavar="N", help="How many worker processes.")
-    parser.add_argument(
-        "--lease-seconds",
-        type=float,
-        metavar="SECONDS",
-        help="Length of leases, whatever the jobs ask for. They are renewed while a job runs.",
-    )
-    parser.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="How long running jobs may take to finish when told to stop.",
-    )
+    add_seconds = partial(parser.add_argument, type=float, metavar="SECONDS")
+    text = "Length of leases, whatever the jobs ask for. They are renewed while a job runs."
+    add_seconds("--lease-seconds", help=text)
+    text = "How long running jobs may take to finish when told to stop."
+    add_seconds("--shutdown-timeout", help=text)
     parser.add_argument("--name", help="Name shown for these workers. Default: the host's name.")
     flag(parser, "--reload", help="Start again when the code changes. For development.")
     # The socket to the process that watches the code, see worker/reload.py.
@@ -193,8 +164,8 @@ def banner(
         queues = f"all but {', '.join(options.exclude_queues)}"
     else:
         queues = "all"
-    count = "1 process" if processes == 1 else f"{processes} processes"
-    slots = "1 slot" if options.concurrency == 1 else f"{options.concurrency} slots"
+    count = counted(processes, "process", "processes")
+    slots = counted(options.concurrency, "slot")
     # No connection is opened for this; the name is in the settings.
     where = connections[database].settings_dict["NAME"]
     return [
@@ -272,7 +243,7 @@ def _backend(alias: str | None) -> str | None:
     raise CommandError(f"the backend alias {alias!r} {what}. {_hint(alias, aliases)}")
 
 
-def _hint(name: str, known: Sequence[str]) -> str:
+def _hint(name: str, known: Collection[str]) -> str:
     return nearest(name, known, f"Use one of: {', '.join(known)}." if known else "There are none.")
 
 
