@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
@@ -131,18 +131,25 @@ def duration_argument(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def nearest(text: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+def nearest(text: str, known: Collection[str], otherwise: str, cutoff: float = 0.6) -> str:
     """Return a hint at the known name that is most like a wrong one, or another hint."""
     near = get_close_matches(text, list(known), n=1, cutoff=cutoff)
     return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
-def verb_name(text: str) -> str:
-    """Check the name of a verb, for argparse. Raises ``ArgumentTypeError`` with the nearest one."""
-    if text in VERBS:
+def known_name(
+    text: str, known: Collection[str], what: str, every: str, cutoff: float = 0.6
+) -> str:
+    """Check a name, for argparse. Raises ``ArgumentTypeError`` with the nearest one, or with all."""
+    if text in known:
         return text
-    hint = nearest(text, VERBS, f"The verbs are {', '.join(VERBS)}.")
-    raise argparse.ArgumentTypeError(f"{text!r} is not a verb of relay. {hint}")
+    hint = nearest(text, known, f"The {every} are {', '.join(known)}.", cutoff)
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what}. {hint}")
+
+
+def verb_name(text: str) -> str:
+    """Check the name of a verb, for argparse. Raises ``ArgumentTypeError`` for another."""
+    return known_name(text, VERBS, "a verb of relay", "verbs")
 
 
 def load(verb: str) -> Verb:

@@ -21,7 +21,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from relay_queue import conf
-from relay_queue.cli.base import INTERRUPTED, Verb, flag, nearest
+from relay_queue.cli.base import INTERRUPTED, Verb, flag, known_name
 from relay_queue.cli.output import Output, Style, Styled
 from relay_queue.lab.bench import runner as benches
 from relay_queue.lab.bench.figures import SPECS, names_for
@@ -90,11 +90,8 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 
 def _row_name(text: str) -> str:
-    if text.upper() in PROMISES:
-        return text.upper()
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not a row of the failure table. The rows are {', '.join(PROMISES)}."
-    )
+    # One number of a row is as near as another.
+    return known_name(text.upper(), PROMISES, "a row of the failure table", "rows", cutoff=1.0)
 
 
 def _drill(options: argparse.Namespace, out: Output) -> int:
@@ -206,10 +203,7 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
 
 
 def _figure_name(text: str) -> str:
-    if text in SPECS:
-        return text
-    hint = nearest(text, SPECS, f"The figures are {', '.join(SPECS)}.", cutoff=0.5)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a figure of bench. {hint}")
+    return known_name(text, SPECS, "a figure of bench", "figures", cutoff=0.5)
 
 
 def _bench(options: argparse.Namespace, out: Output) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from relay_queue.cli.base import Verb, add_states, flag, whole_number
 from relay_queue.cli.output import Output, counted, short
 from relay_queue.exceptions import QueueFull
 from relay_queue.models import Job, Queue, Worker
-from relay_queue.operations import JobOperation, QueueOperation, WorkerOperation
+from relay_queue.operations import JobOperation, Operation, QueueOperation, WorkerOperation
 from relay_queue.ranking import MAX_AGING_SECONDS, MIN_AGING_SECONDS
 from relay_queue.states import State, WorkerOrder
 from relay_queue.store.queues import LIMITS
@@ -129,7 +129,7 @@ def _listed(texts: Any) -> str:
 # -- one queue; to repeat a verb changes nothing
 
 
-def _add_queue(parser: argparse.ArgumentParser) -> None:
+def _add_queue(operation: Operation, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
 
 
@@ -155,8 +155,8 @@ def _as_a_whole(operation: QueueOperation, options: argparse.Namespace, out: Out
     out.line(operation.done.format(queue=queue))
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    _add_queue(parser)
+def _add_limits(operation: Operation, parser: argparse.ArgumentParser) -> None:
+    _add_queue(operation, parser)
     limit = partial(
         parser.add_argument,
         metavar="N",
@@ -167,7 +167,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     limit("--max-running", help="Jobs of the queue that may run at once; or none: no limit.")
 
 
-def _set_limits(options: argparse.Namespace, out: Output) -> None:
+def _set_limits(operation: Operation, options: argparse.Namespace, out: Output) -> None:
     """Set the limits that were given, and show both."""
     queue = _known_queue(options)
     given = {name: getattr(options, name) for name in LIMITS if hasattr(options, name)}
@@ -178,22 +178,22 @@ def _set_limits(options: argparse.Namespace, out: Output) -> None:
     limits |= given
     out.data(queue=queue, **limits)
     shown = {n: "no limit" if limits[n] is None else f"{limits[n]:,}" for n in LIMITS}
-    out.line(operations.SET_LIMITS.done.format(queue=queue, **shown))
+    out.line(operation.done.format(queue=queue, **shown))
 
 
-def _add_aging(parser: argparse.ArgumentParser) -> None:
-    _add_queue(parser)
+def _add_aging(operation: Operation, parser: argparse.ArgumentParser) -> None:
+    _add_queue(operation, parser)
     aging = _number_or("strict", _aging)
     text = "Seconds worth one class; or strict: a lower class never goes before a higher one."
     parser.add_argument("--aging-seconds", metavar="N", type=aging, required=True, help=text)
 
 
-def _rerank(options: argparse.Namespace, out: Output) -> None:
+def _rerank(operation: Operation, options: argparse.Namespace, out: Output) -> None:
     queue, aging_seconds = _known_queue(options), options.aging_seconds
     jobs = store.rerank(queue, aging_seconds)
     out.data(queue=queue, aging_seconds=aging_seconds, jobs=jobs)
     how = "strict priority" if aging_seconds is None else f"{aging_seconds:g} s a class"
-    out.line(operations.RERANK.done.format(queue=queue, how=how, jobs=f"{jobs:,}"))
+    out.line(operation.done.format(queue=queue, how=how, jobs=f"{jobs:,}"))
 
 
 def _number_or(word: str, convert: Callable[[str], float]) -> Callable[[str], float | None]:
@@ -275,21 +275,22 @@ def _names(worker_ids: list[int]) -> str:
     return ", ".join(f"{short(row.name)} (id {row.pk})" for row in rows) or "nobody"
 
 
-VERBS: Final = {
-    **{
-        op.command: Verb(partial(_operate_on_jobs, op), partial(_add_jobs, op), op.help)
-        for op in operations.JOB_OPERATIONS
-    },
-    **{
-        op.command: Verb(partial(_as_a_whole, op), _add_queue, op.help)
-        for op in operations.QUEUE_OPERATIONS
-    },
-    operations.SET_LIMITS.command: Verb(_set_limits, _add_limits, operations.SET_LIMITS.help),
-    operations.RERANK.command: Verb(_rerank, _add_aging, operations.RERANK.help),
-    **{
-        op.command: Verb(partial(_order, op), partial(_add_workers, op), op.help)
-        for op in operations.WORKER_OPERATIONS
+def _verbs(
+    table: Iterable[Operation], execute: Callable[..., int | None], declare: Callable[..., None]
+) -> dict[str, Verb]:
+    """Return the verbs of some operations; both functions take the operation first."""
+    return {
+        op.command: Verb(partial(execute, op), partial(declare, op), op.help)
+        for op in table
         if op.command
-    },
+    }
+
+
+VERBS: Final = {
+    **_verbs(operations.JOB_OPERATIONS, _operate_on_jobs, _add_jobs),
+    **_verbs(operations.QUEUE_OPERATIONS, _as_a_whole, _add_queue),
+    **_verbs([operations.SET_LIMITS], _set_limits, _add_limits),
+    **_verbs([operations.RERANK], _rerank, _add_aging),
+    **_verbs(operations.WORKER_OPERATIONS, _order, _add_workers),
 }
 """The verbs by their names."""
