@@ -45,9 +45,9 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from relay_queue import conf
+from relay_queue.db.filename import database_path
 from relay_queue.db.sqlite3.base import DatabaseWrapper as RelayEngine
 from relay_queue.exceptions import ConfigurationError
-from relay_queue.wakeup.files import database_path
 
 TAG: Final = "relay_queue"
 

@@ -27,9 +27,8 @@ from relay_queue.results import EnqueuedResults, stored_result
 from relay_queue.states import State
 from relay_queue.worker import outcome
 from relay_queue.worker.attempt import Attempt
-from relay_queue.worker.connections import is_left_open
 from relay_queue.worker.executor import execute
-from relay_queue.worker.threads import follow_threads
+from relay_queue.worker.threads import follow_threads, is_left_open
 
 if TYPE_CHECKING:
     from unittest.mock import _patch

@@ -27,12 +27,12 @@ from relay_queue.cli.inspect import pragmas
 from relay_queue.cli.output import Output, Style, duration, short
 from relay_queue.cli.status import START_ONE
 from relay_queue.db import replaced
+from relay_queue.db.filename import database_path
 from relay_queue.db.gate import gate_of
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.query import looks, server, status
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.workers import lock_key
-from relay_queue.wakeup.files import database_path
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
 
 Level = Literal["ok", "warn", "fail"]

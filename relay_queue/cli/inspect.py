@@ -13,12 +13,12 @@ from django.db import connections
 from relay_queue import conf
 from relay_queue.cli.base import Verb, whole_number
 from relay_queue.cli.output import Output, duration, short
+from relay_queue.db.filename import database_path
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease
 from relay_queue.query import ledger, server, status
 from relay_queue.query.ledger import Story, counted, shown_token
 from relay_queue.states import State
-from relay_queue.wakeup.files import database_path
 
 PRAGMAS: Final = ("page_size", "page_count", "freelist_count", "journal_mode", "encoding")
 

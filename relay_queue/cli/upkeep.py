@@ -23,6 +23,7 @@ from django.db import connections
 from relay_queue import conf, store
 from relay_queue.cli.base import Verb, add_states, duration_argument, flag
 from relay_queue.cli.output import Output, counted, short
+from relay_queue.db.filename import database_path
 from relay_queue.query import looks, prunable
 from relay_queue.query.verify import verify
 from relay_queue.query.verify_rules import Fault
@@ -30,7 +31,6 @@ from relay_queue.states import State
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.operate import BATCH
 from relay_queue.store.records import Recovered
-from relay_queue.wakeup.files import database_path
 from relay_queue.worker.database import in_one_line
 from relay_queue.worker.liveness import CONFIRM_SECONDS, DeadWorkers
 

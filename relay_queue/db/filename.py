@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
+
+from django.db import connections
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 URI = "file:"
 
@@ -26,6 +31,19 @@ def file_of(name: str) -> str | None:
             return None
         name = _plain(path)
     return None if name in ("", ":memory:") else name
+
+
+def database_path(using: str) -> str | None:
+    """Return the path of the SQLite file behind alias `using`, or None if it has no file."""
+    return file_of_connection(connections[using])
+
+
+def file_of_connection(connection: BaseDatabaseWrapper) -> str | None:
+    """Return the path of the SQLite file behind a connection, or None if it has no file."""
+    # Only Django's SQLite connections answer this question, so only they can have a file.
+    if not hasattr(connection, "is_in_memory_db"):
+        return None
+    return file_of(str(connection.settings_dict["NAME"] or ""))
 
 
 def _parameters(query: str) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ import django
 from django.db import connections
 
 from relay_queue import clock, conf
-from relay_queue.worker.hooks import HOOKS
+from relay_queue.worker.plan import HOOKS
 
 _kept = ExitStack()
 """What stays in place to the end of the process."""

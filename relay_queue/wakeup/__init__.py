@@ -5,7 +5,7 @@ transaction rings here once it is committed, so that no caller has to.
 
 A ring carries no information and may be lost: workers also look at the queue every few seconds.
 What a bell is depends on the database: a socket beside an SQLite file (`doorbell`), or a
-notification of PostgreSQL (`notify`, heard by `session`). With ``RELAY["WAKEUP"]`` set to
+notification of PostgreSQL (`session`). With ``RELAY["WAKEUP"]`` set to
 ``"poll"`` there is no ring, and no worker listens.
 """
 
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 from django.db import connections, transaction
 
 from relay_queue import conf
+from relay_queue.db.filename import file_of_connection
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.transaction import wake_by
-from relay_queue.wakeup import doorbell, notify
+from relay_queue.wakeup import doorbell
 from relay_queue.wakeup.doorbell import Doorbell
-from relay_queue.wakeup.files import file_of
-from relay_queue.wakeup.session import Session
+from relay_queue.wakeup.session import Session, notify
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -50,9 +50,9 @@ def ring(using: str) -> None:
         return
     connection = connections[using]
     if dialect_for(connection).has_sessions:
-        notify.ring(using)
+        notify(using)
         return
-    path = file_of(connection)
+    path = file_of_connection(connection)
     if path is not None:
         doorbell.ring(path)
 
@@ -102,7 +102,7 @@ def open_session(using: str, lock_key: int) -> Session | None:
 def _has_bells(connection: BaseDatabaseWrapper) -> bool:
     if conf.get().wakeup == "poll":
         return False
-    return dialect_for(connection).has_sessions or file_of(connection) is not None
+    return dialect_for(connection).has_sessions or file_of_connection(connection) is not None
 
 
 __all__ = ["Bell", "Doorbell", "Session", "open_session", "ring", "ring_on_commit"]

@@ -1,4 +1,4 @@
-"""A worker's own session with PostgreSQL: it hears the rings, and its lock proves the worker alive.
+"""The rings of PostgreSQL, and a worker's own session that hears them and proves the worker alive.
 
 One connection does both, since both end with it. When it is lost, a thread opens the next one, so
 that the loop never waits for a server that does not answer. Until then the worker does not hold its
@@ -16,12 +16,19 @@ from django.db import connections
 
 from relay_queue.db.inherited import keep_from_children
 from relay_queue.logs import get_logger
-from relay_queue.wakeup.notify import FIND_CHANNEL
 
 if TYPE_CHECKING:
     import psycopg
 
 logger = get_logger("relay_queue.worker")
+
+# The table's own number. With it, two queues in two schemas of one database do not wake each other.
+# It is the same for every process, on any search path that finds the table.
+FIND_CHANNEL = "SELECT 'relay_queue_' || 'relay_queue_job'::regclass::oid"
+"""The name of the queue's channel."""
+
+NOTIFY = "SELECT pg_notify('relay_queue_' || 'relay_queue_job'::regclass::oid, '')"
+"""Wake all sessions that listen on the queue's channel."""
 
 CONNECT_PARAMETERS: dict[str, Any] = {
     "connect_timeout": 5,
@@ -75,6 +82,22 @@ POOLED = (
 )
 
 MAX_DELAY_SECONDS = 1.0
+
+
+def notify(using: str) -> None:
+    """Wake the workers by a notification on the queue's channel. Never raises: a caller that has
+    committed would enqueue again.
+
+    It is sent after the commit, in a transaction of its own. In the caller's, PostgreSQL would let
+    only one such commit at a time through, its flush to the disk included. Measured with 8 producers,
+    that was 900 commits a second instead of 3,000. A transaction that only notifies flushes nothing.
+    Sending works through a transaction-pooling proxy, too; hearing does not.
+    """
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute(NOTIFY)
+    except Exception:
+        logger.debug("Nobody was notified on alias %r", using, exc_info=True)
 
 
 class Session:

@@ -41,8 +41,7 @@ from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.task import as_enqueued
 from relay_queue.worker import outcome
 from relay_queue.worker.attempt import Attempt, Rules, TaskPlan
-from relay_queue.worker.connections import close_connections
-from relay_queue.worker.threads import end_own_thread, has_own_thread, own_thread
+from relay_queue.worker.threads import close_connections, end_own_thread, has_own_thread, own_thread
 
 WRITER_SLICE_SECONDS = 4.0
 """How long an atomic function waits for the writer before it sees whether it is still wanted: less
@@ -55,7 +54,7 @@ def execute(attempt: Attempt) -> Attempt:
     """Run an attempt in this thread, a coroutine function included, and return it. Never raises.
 
     The connections of this thread are left as the function left them: see
-    `relay_queue.worker.connections`.
+    `relay_queue.worker.threads`.
     """
     copy_context().run(_execute, attempt)
     return attempt

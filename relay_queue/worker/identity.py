@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from django.db import Error
 
 from relay_queue import __version__, conf, store, wakeup
+from relay_queue.db.filename import database_path
 from relay_queue.logs import get_logger
 from relay_queue.store.workers import lock_key
-from relay_queue.wakeup.files import database_path
 from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.liveness import LivenessLock, boot_id
 from relay_queue.worker.options import WorkerOptions

@@ -22,13 +22,13 @@ from typing import Protocol, Self, TypeVar
 
 from relay_queue import store
 from relay_queue.db.beside import Folder
+from relay_queue.db.filename import database_path
 from relay_queue.query import looks
 from relay_queue.query.looks import OtherWorker
 from relay_queue.store.operate import BATCH
 from relay_queue.store.records import Recovered
 from relay_queue.store.workers import RESTART_GRACE_SECONDS, lock_key, take_locks
 from relay_queue.validation import is_incarnation
-from relay_queue.wakeup.files import database_path
 
 try:
     import fcntl

@@ -20,9 +20,8 @@ from typing import Generic, TypeVar
 from relay_queue.logs import get_logger
 from relay_queue.worker import outcome
 from relay_queue.worker.attempt import Attempt
-from relay_queue.worker.connections import close_connections
 from relay_queue.worker.executor import begin, conclude, invoke_async
-from relay_queue.worker.threads import follow_threads
+from relay_queue.worker.threads import close_connections, follow_threads
 
 logger = get_logger(__name__)
 

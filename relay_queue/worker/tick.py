@@ -16,9 +16,8 @@ from relay_queue.store.grant import grant_one
 from relay_queue.store.records import Claim, Settled, Settlement
 from relay_queue.store.settle import goes_to
 from relay_queue.store.trial import sound_job
-from relay_queue.worker import hooks
 from relay_queue.worker.database import SLICE_SECONDS
-from relay_queue.worker.plan import CLAIM, COUNT, RENEW, SETTLE, Done, Plan
+from relay_queue.worker.plan import CLAIM, COUNT, RENEW, SETTLE, Done, Plan, reach
 from relay_queue.worker.services import IN_TICK
 from relay_queue.worker.stats import Stats
 
@@ -33,7 +32,7 @@ def tick(plan: Plan) -> Done:
     anything else that cannot be done is left, and the rest goes on. No worker is rung here: the
     loop does so when it has started what it claimed itself.
     """
-    hooks.reach("begin", plan)
+    reach("begin", plan)
     with store.transaction(
         wait_seconds=SLICE_SECONDS, first=True, defer_begin=not plan.careful, rings=False
     ) as tx:
@@ -41,7 +40,7 @@ def tick(plan: Plan) -> Done:
         trial = store.Trial() if plan.careful else None
         _do(tx, plan, done, trial)
         done.now = tx.now
-    hooks.reach("committed", done)
+    reach("committed", done)
     return done
 
 
@@ -51,16 +50,16 @@ def _do(tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | None
         done.answers = store.settle(tx, done.settlements)
     else:
         done.answers = settle_each(tx, trial, done.settlements)
-    hooks.reach("settled", done)
+    reach("settled", done)
     _renew(tx, plan, done, trial)
-    hooks.reach("renewed", done)
+    reach("renewed", done)
     _serve(tx, plan, done, trial)
     if trial is None:
         done.claims = _claim(tx, plan, done)
     elif SETTLE not in trial.faults:  # else what is claimed could only wait for its end, too
         claim = partial(_claim, plan=plan, done=done, trial=trial)
         done.claims = trial.spare(tx, CLAIM, claim) or []
-    hooks.reach("claimed", done)
+    reach("claimed", done)
     if plan.stats is not None:
         count = partial(_count, plan=plan, stats=plan.stats)
         count(tx) if trial is None else trial.spare(tx, COUNT, count)
@@ -85,7 +84,7 @@ def _serve(tx: store.Transaction, plan: Plan, done: Done, trial: store.Trial | N
                     done.recovered += part.recovered
                     done.promoted += part.promoted
         if service.point is not None:
-            hooks.reach(service.point, done)
+            reach(service.point, done)
 
 
 def passed(plan: Plan, done: Done) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError
 
 from relay_queue.cli import upkeep
-from relay_queue.wakeup.files import database_path
+from relay_queue.db.filename import database_path
 from tests.conftest import Project, wait_until
 from tests.store import actions
 

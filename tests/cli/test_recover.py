@@ -39,7 +39,7 @@ def test_nothing_to_do_is_said(relay: Relay) -> None:
 WORKER = """
 import os, sys, time
 from relay_queue import conf, store
-from relay_queue.wakeup.files import database_path
+from relay_queue.db.filename import database_path
 from relay_queue.worker.liveness import LivenessLock
 from tests.store import actions
 lock = LivenessLock.hold(database_path("default"), sys.argv[1] * 32)

@@ -19,12 +19,12 @@ from psycopg import sql
 
 from relay_queue import store
 from relay_queue.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
+from relay_queue.db.filename import database_path
 from relay_queue.exceptions import PayloadError, QueueFull
 from relay_queue.models import Job
 from relay_queue.testing import run_on_enqueue, run_pending
 from relay_queue.wakeup import Doorbell
-from relay_queue.wakeup.files import database_path
-from relay_queue.wakeup.notify import FIND_CHANNEL
+from relay_queue.wakeup.session import FIND_CHANNEL
 from tests import tasks
 from tests.conformance.conftest import Aliases
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from relay_queue.db.filename import file_of, make_absolute, make_all_absolute
+from relay_queue.db.filename import file_of, file_of_connection, make_absolute, make_all_absolute
 from relay_queue.db.gate import gate_for, gate_of
-from relay_queue.wakeup import files
 from tests.db.conftest import DJANGOS_ENGINE, ENGINE
 
 
@@ -112,7 +111,7 @@ def test_gate_and_bell_are_beside_the_same_file(
     connect: Callable[..., Any], tmp_path: Path, engine: str, name: str
 ) -> None:
     connection = connect(name=name.format(here=tmp_path), engine=engine)
-    path, gate = files.file_of(connection), gate_of(connection)
+    path, gate = file_of_connection(connection), gate_of(connection)
     assert path == file_of(name.format(here=tmp_path))
     assert (gate is None) == (path is None)
     if gate is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay_queue.db.sqlite3.statements import is_read_only
+from relay_queue.db.sqlite3.cursor import is_read_only
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import django
 from django.db import OperationalError, connection
 
 from relay_queue.lab.faults import die_after_claim, die_after_settle, jump_clock
-from relay_queue.worker.hooks import HOOKS
+from relay_queue.worker.plan import HOOKS
 
 if TYPE_CHECKING:
     from relay_queue.worker.plan import Done

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 
 import django
 
-from relay_queue.worker.hooks import HOOKS, Point
+from relay_queue.worker.plan import HOOKS, Point
 
 FUNCTIONS = (
     "supervisor.fork_child",

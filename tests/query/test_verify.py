@@ -13,14 +13,14 @@ import pytest
 from django.db import transaction
 
 from relay_queue import store
-from relay_queue.db.sqlite3.statements import is_read_only
+from relay_queue.db.filename import file_of_connection
+from relay_queue.db.sqlite3.cursor import is_read_only
 from relay_queue.models import Lease
 from relay_queue.query import ledger
 from relay_queue.query import verify as verification
 from relay_queue.query.verify import verify
 from relay_queue.query.verify_rules import ADVICE, Fault
 from relay_queue.states import State
-from relay_queue.wakeup.files import file_of
 from tests.store.actions import Wall, atomic, connection, register, rows
 
 pytestmark = pytest.mark.usefixtures("undone")
@@ -111,7 +111,7 @@ def test_nothing_is_written_by_looking() -> None:
         return execute(sql, *rest)
 
     with connection().execute_wrapper(note):
-        assert not verify(file_of(connection())).ok
+        assert not verify(file_of_connection(connection())).ok
         ledger.ledger_totals()
     assert len(statements) > 8
     assert [sql for sql in statements if not is_read_only(sql)] == []
@@ -398,7 +398,9 @@ def test_lease_of_no_job_is_named() -> None:
         " VALUES (99999, 1, 'x', '2026-01-01', '2026-01-01', '', '', '', '')"
     )
     assert [fault.kind for fault in faults()] == ["foreign_key"]
-    assert [fault.kind for fault in verify(file_of(connection())).faults] == ["foreign_key"]
+    assert [fault.kind for fault in verify(file_of_connection(connection())).faults] == [
+        "foreign_key"
+    ]
 
 
 def test_database_without_the_tables_says_so() -> None:
@@ -408,5 +410,5 @@ def test_database_without_the_tables_says_so() -> None:
 
 
 def test_what_only_a_server_can_check_is_noted(engine: str) -> None:
-    notes = verify(file_of(connection())).notes
+    notes = verify(file_of_connection(connection())).notes
     assert any("pg_amcheck" in note for note in notes) == (engine == "postgresql")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
+from relay_queue.db.filename import database_path
 from relay_queue.wakeup import Doorbell, doorbell, ring_on_commit
 from relay_queue.wakeup.doorbell import ring
-from relay_queue.wakeup.files import database_path
 from tests.conftest import wait_until
 
 NOBODY = 65534

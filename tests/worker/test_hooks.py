@@ -8,8 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from relay_queue.models import Job
-from relay_queue.worker.hooks import HOOKS, Point
-from relay_queue.worker.plan import Plan
+from relay_queue.worker.plan import HOOKS, Plan, Point
 from relay_queue.worker.tick import tick
 from tests.store import actions
 

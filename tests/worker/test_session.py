@@ -16,9 +16,9 @@ from django.db import connection, transaction
 from relay_queue import wakeup
 from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for
-from relay_queue.wakeup import Session, notify, ring_on_commit
-from relay_queue.wakeup.session import END_OLD
-from relay_queue.worker.connections import close_connections
+from relay_queue.wakeup import Session, ring_on_commit
+from relay_queue.wakeup.session import END_OLD, notify
+from relay_queue.worker.threads import close_connections
 from tests.conftest import wait_until
 from tests.postgresql import default_is
 
@@ -66,7 +66,7 @@ def holders(server: psycopg.Connection[Any]) -> list[int]:
 
 def test_it_hears_a_ring_of_anybody(session: Session) -> None:
     assert is_silent(session)
-    notify.ring("default")
+    notify("default")
     assert hear(session) == 1
     assert is_silent(session)
 
@@ -86,7 +86,7 @@ def test_calls_in_one_transaction_ring_once_and_only_when_it_commits(session: Se
 def test_a_ring_that_fails_hurts_nobody(session: Session) -> None:
     connection.ensure_connection()
     connection.connection.close()
-    notify.ring("default")
+    notify("default")
 
 
 def test_with_polling_there_is_no_session_and_no_ring(session: Session, settings: Any) -> None:
@@ -118,7 +118,7 @@ def test_after_its_end_by_the_server_it_is_opened_again_and_hears_again(
     assert hear(session) == 1, "a ring may have been lost meanwhile"
     assert (session.held, session.regained) == (True, True)
     assert holders(on_server) not in ([], [old])
-    notify.ring("default")
+    notify("default")
     assert hear(session) == 1
 
 

@@ -10,9 +10,8 @@ from relay_queue.db import replaced
 from relay_queue.db.filename import make_absolute
 from relay_queue.db.gate import gate_of
 from relay_queue.db.sqlite3.creation import DatabaseCreation
-from relay_queue.db.sqlite3.cursor import GatedCursor
+from relay_queue.db.sqlite3.cursor import GatedCursor, is_read_only
 from relay_queue.db.sqlite3.permits import DEFAULT_TIMEOUT_SECONDS, PermitHolder
-from relay_queue.db.sqlite3.statements import is_read_only
 
 JOURNAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
 

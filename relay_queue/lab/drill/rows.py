@@ -13,6 +13,7 @@ from typing import Final
 
 from django.db import Error
 
+from relay_queue.db.filename import database_path
 from relay_queue.lab.drill import damage, deaths, late_acks, pressure
 from relay_queue.lab.drill.results import Observation, Result, equal
 from relay_queue.lab.processes import LabError
@@ -20,7 +21,6 @@ from relay_queue.lab.project import ScratchProject
 from relay_queue.lab.server import Server
 from relay_queue.lab.settings import DATABASE_VARIABLE, SERVER_VARIABLE
 from relay_queue.query.verify import verify
-from relay_queue.wakeup.files import database_path
 
 MOST_SECONDS: Final = 80.0
 """How long a row may take in all."""

@@ -19,8 +19,7 @@ from django.db import Error
 from relay_queue import conf, store
 from relay_queue.logs import get_logger
 from relay_queue.worker.database import SLICE_SECONDS
-from relay_queue.worker.hooks import Point
-from relay_queue.worker.plan import Done, Plan
+from relay_queue.worker.plan import Done, Plan, Point
 from relay_queue.worker.services.promote import Promote
 from relay_queue.worker.services.prune import Prune
 from relay_queue.worker.services.recover import RecoverDead, RecoverExpired

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from relay_queue import store
-from relay_queue.worker.hooks import Point
-from relay_queue.worker.plan import PROMOTE, Done, Plan
+from relay_queue.worker.plan import PROMOTE, Done, Plan, Point
 
 
 class Promote:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from relay_queue import store
-from relay_queue.worker.hooks import Point
-from relay_queue.worker.plan import RECOVER, Done, Plan
+from relay_queue.worker.plan import RECOVER, Done, Plan, Point
 
 
 class RecoverDead:
