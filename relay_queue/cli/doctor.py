@@ -133,8 +133,12 @@ def _doctor(options: argparse.Namespace, out: Output) -> int:
     found = [*_versions(), *_system_checks()]
     if not _any_fails(found):
         # After a fault of the settings the other examinations would report it again.
+        path = _path()
         for examine in _EXAMINATIONS:
-            found += _attempt(examine)
+            if examine not in _OF_FILE:
+                found += _attempt(examine)
+            elif path is not None:
+                found += _attempt(examine, path)
             if found[-1].hint == NOT_REACHED:
                 break  # the others would report this again
     out.data(ok=not _any_fails(found), findings=[asdict(finding) for finding in found])
@@ -151,10 +155,10 @@ def _any_fails(found: list[Finding]) -> bool:
     return any(finding.level == "fail" for finding in found)
 
 
-def _attempt(examine: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _attempt(examine: Callable[..., Iterator[Finding]], *place: str) -> list[Finding]:
     """Run one examination. An error of it is a finding, too."""
     try:
-        return list(examine())
+        return list(examine(*place))
     except (*store.UNREADABLE, InterfaceError, OSError) as error:
         name = examine.__name__.strip("_")
         text = " ".join(line.strip() for line in str(error).splitlines())
@@ -257,18 +261,13 @@ def _sequences() -> Iterator[Finding]:
         yield Finding("sequences", "ok", "none is behind its table")
 
 
-def _pragmas() -> Iterator[Finding]:
-    if _path() is None:
-        return
+def _pragmas(path: str) -> Iterator[Finding]:
     values = pragmas(PRAGMAS)
     values["synchronous"] = SYNCHRONOUS[values["synchronous"]]
     yield from judge_values("pragma", values, PRAGMAS)
 
 
-def _log() -> Iterator[Finding]:
-    path = _path()
-    if path is None:
-        return
+def _log(path: str) -> Iterator[Finding]:
     try:
         size = os.stat(os.path.realpath(path) + "-wal").st_size
     except FileNotFoundError:
@@ -277,11 +276,8 @@ def _log() -> Iterator[Finding]:
     yield judged("log", _megabytes(size), hint if size > LARGE_LOG_BYTES else "")
 
 
-def _file() -> Iterator[Finding]:
+def _file(path: str) -> Iterator[Finding]:
     """Check that the file can be read, and that no other file has replaced it while in use."""
-    path = _path()
-    if path is None:
-        return
     connection = connections[conf.get().database]
     dialect_for(connection).check_file(connection)
     newest = Job.objects.using(connection.alias).order_by("-id").values_list("id", flat=True)
@@ -399,10 +395,7 @@ def _migrations() -> Iterator[Finding]:
     yield judged("migrations", text, "Run manage.py migrate." if pending else "", "fail")
 
 
-def _disk() -> Iterator[Finding]:
-    path = _path()
-    if path is None:
-        return
+def _disk(path: str) -> Iterator[Finding]:
     free = shutil.disk_usage(os.path.dirname(os.path.realpath(path))).free
     hint = "Make room: with a full disk nothing can be enqueued or acked."
     level: Level = "fail" if free < NO_DISK_BYTES else "warn"
@@ -413,7 +406,10 @@ def _megabytes(n: int) -> str:
     return f"{n / 1024**2:,.1f} MiB"
 
 
-_EXAMINATIONS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
+_OF_FILE: Final = (_file, _pragmas, _log, _disk)
+"""The examinations that are given the path of the database, and left out if it is no file."""
+
+_EXAMINATIONS: Final[tuple[Callable[..., Iterator[Finding]], ...]] = (
     _engine,
     _file,
     _server,

@@ -90,13 +90,12 @@ class Output:
         if self.as_json:
             return
         values = [list(row) for row in rows]
-        numeric = [_all_numbers(row[index] for row in values) for index in range(len(columns))]
         if self._console is not None:
             width = min(self._console.width, _MOST_TALL_WIDTH) if tall else None
-            table = _rich_table(columns, values, numeric, title, tall=tall)
+            table = _rich_table(columns, values, title, tall)
             self._console.print(table, width=width)
             return
-        plain = _blocks(columns, values) if tall else _plain_table(columns, values, numeric, title)
+        plain = _blocks(columns, values) if tall else _plain_table(columns, values, title)
         for text in plain:
             self._stream.write(text + "\n")
 
@@ -181,18 +180,16 @@ def duration(seconds: float | None) -> str | None:
         return quantities.duration(seconds)
 
 
-def _all_numbers(values: Iterable[object]) -> bool:
-    present = [value for value in values if value is not None]
-    return bool(present) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) for value in present
-    )
+def _is_numeric(column: int, rows: Sequence[Sequence[object]]) -> bool:
+    """Whether a column has numbers, and nothing else but None."""
+    kinds = {type(row[column]) for row in rows} - {type(None)}
+    return bool(kinds) and kinds <= {int, float}
 
 
-def _plain_table(
-    columns: Sequence[str], values: list[list[object]], numeric: list[bool], title: str
-) -> Iterator[str]:
+def _plain_table(columns: Sequence[str], values: list[list[object]], title: str) -> Iterator[str]:
     rows = [[cell(value) for value in row] for row in values]
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    numeric = [_is_numeric(number, values) for number in range(len(columns))]
     if title:
         yield printable(title)
     for row in [list(columns), ["-" * width for width in widths], *rows]:
@@ -241,19 +238,14 @@ def _rich_text(text: str, style: Style | None) -> Any:
 
 
 def _rich_table(
-    columns: Sequence[str],
-    values: list[list[object]],
-    numeric: list[bool],
-    title: str,
-    *,
-    tall: Sequence[int],
+    columns: Sequence[str], values: list[list[object]], title: str, tall: Sequence[int]
 ) -> Any:
     from rich.table import Table
 
     heading = _rich_text(title, "title") if title else None
     table = Table(title=heading, title_justify="left", show_lines=bool(tall), expand=bool(tall))
-    for name, right, share in zip_longest(columns, numeric, tall):
-        justify: Literal["right", "left"] = "right" if right else "left"
+    for number, (name, share) in enumerate(zip_longest(columns, tall)):
+        justify: Literal["right", "left"] = "right" if _is_numeric(number, values) else "left"
         table.add_column(name, justify=justify, overflow="fold", ratio=share or None)
     for row in values:
         table.add_row(*map(_rich_cell, row))
