@@ -281,9 +281,11 @@ def _task_at(path: str) -> AnyTask:
             f"{path!r} is nothing, not a task. Was it renamed, moved or removed? Keep the old name "
             "in the old module for as long as jobs have it: old = new."
         )
-    if not isinstance(found, Task):
+    # Not isinstance: a lazy object runs its code when it is asked for its class.
+    if not issubclass(type(found), Task):
         raise _suspicion(f"{path!r} is a {type(found).__name__}, not a task.")
-    return found
+    task: AnyTask = found
+    return task
 
 
 def as_enqueued(path: str, backend: str, queue: str, priority: int, **more: Any) -> AnyTask:

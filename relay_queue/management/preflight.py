@@ -73,7 +73,7 @@ def known_tasks() -> tuple[list[str], list[str]]:
         try:
             if module_has_submodule(importlib.import_module(package), "tasks"):
                 importlib.import_module(f"{package}.tasks")
-        except Exception as error:  # noqa: BLE001 - an import runs code of the project's
+        except BaseException as error:  # noqa: BLE001 - an import runs code of the project's
             faults.append(f"{package}.tasks cannot be imported: {error!r}")
     packages = tuple(f"{package}." for package in task_packages())
     paths = {
@@ -81,7 +81,8 @@ def known_tasks() -> tuple[list[str], list[str]]:
         for name, module in list(sys.modules.items())
         if f"{name}.".startswith(packages)
         for value in list(vars(module).values())
-        if isinstance(value, Task)
+        # Not isinstance: a lazy object is made when it is asked for its class, and may fail.
+        if issubclass(type(value), Task)
     }
     return sorted(paths), faults
 

@@ -209,6 +209,27 @@ def test_the_tasks_of_the_apps_are_known_and_a_module_that_is_broken_is_named(
     assert fault.startswith("brokenapp.tasks cannot be imported: ModuleNotFoundError(")
 
 
+def test_what_a_module_of_tasks_does_when_it_is_looked_at_hides_no_task_of_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sources = {
+        "leaving": "raise SystemExit('not here')\n",
+        "lazy": (
+            "from django.utils.functional import SimpleLazyObject\n"
+            "rates = SimpleLazyObject(lambda: 1 / 0)\n"
+        ),
+    }
+    for name, source in sources.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "tasks.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with override_settings(INSTALLED_APPS=["relay_queue", "tests", *sources]):
+        paths, faults = preflight.known_tasks()
+    assert "tests.tasks.add" in paths
+    assert faults == ["leaving.tasks cannot be imported: SystemExit('not here')"]
+
+
 def test_no_more_than_some_tasks_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [f"shop.tasks.number_{n}" for n in range(25)]
     monkeypatch.setattr(preflight, "known_tasks", lambda: (many, ["a\x1bfault"]))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
 
 from relay_queue.backoff import Backoff
 from relay_queue.compat import InvalidTask, Task
@@ -261,6 +262,15 @@ def test_looking_for_a_name_runs_no_code_of_the_module(monkeypatch: pytest.Monke
     with pytest.raises(UnknownTask):
         resolve("tests.tasks.conjured", "default")
     assert asked == []
+
+
+def test_looking_for_a_name_makes_no_lazy_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    lazy = SimpleLazyObject(lambda: made.append("made"))
+    monkeypatch.setattr(tasks, "lazy", lazy, raising=False)
+    with pytest.raises(UnknownTask, match="is a SimpleLazyObject, not a task"):
+        resolve("tests.tasks.lazy", "default")
+    assert not made
 
 
 def test_alias_must_be_backed_by_relay() -> None:
