@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -141,6 +142,19 @@ def test_the_readme_of_the_package_has_no_link_that_ends_outside_of_the_reposito
     targets = re.findall(r"\]\(([^)]*)\)", readme)
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert len(readme) > 0.8 * len((ROOT / "README.md").read_text())
+
+
+@pytest.mark.slow
+def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    subprocess.run([*build, "-t", "sdist"], cwd=ROOT, capture_output=True, check=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    subprocess.run([*build, "-t", "wheel"], cwd=source, capture_output=True, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as new, zipfile.ZipFile(wheel) as old:
+        assert new.namelist() == old.namelist()
+        assert [info.CRC for info in new.infolist()] == [info.CRC for info in old.infolist()]
 
 
 def test_with_an_address_the_readme_and_the_urls_of_the_package_lead_there() -> None:

@@ -83,6 +83,7 @@ def enqueue_many() -> None:
     )
     assert_type(results, EnqueuedResults)
     assert_type(relay_queue.enqueue_many(tasks.plain.bind(n) for n in range(3)), EnqueuedResults)
+    assert_type(relay_queue.enqueue_many(tasks.plain.bind(n) for n in range(3)), EnqueuedResults)
     assert_type(results[0], AnyResult)
     assert_type(results.ids, list[str])
     tasks.plain.bind("seven")  # error: arg-type
