@@ -6,10 +6,13 @@ import argparse
 import os
 import platform
 import shutil
+import socket
 import sqlite3
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any, Final, Literal
@@ -33,6 +36,7 @@ from relay_queue.models import Job, Lease, Worker
 from relay_queue.query import looks, server, status
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.workers import lock_key
+from relay_queue.task import task_packages
 from relay_queue.worker.liveness import NO_LOCK, Liveness, LockIdentity, probe
 
 Level = Literal["ok", "warn", "fail"]
@@ -53,6 +57,10 @@ HINDERED: Final = (
 OTHER_VERSION: Final = (
     "What it imports later comes from the new code, which may not fit the old. Restart the workers "
     "after each upgrade."
+)
+CHANGED_CODE: Final = (
+    "It runs what it has loaded, and loads the rest from the new code, which may not fit. Restart "
+    "the workers after each change: runworker --reload does so by itself."
 )
 NOT_RECOVERED: Final = (
     "These jobs stay running until a worker recovers them: manage.py runworker, or relay recover. "
@@ -310,6 +318,7 @@ def _workers() -> Iterator[Finding]:
     if not live:
         hint = "Jobs wait until one is started: manage.py runworker."
         yield judged("workers", "no worker is running", hint)
+    changed_at, module = _newest_code()
     for worker in live:
         row = worker.row
         yield judge_worker(worker, _verdict(path, row))
@@ -318,6 +327,21 @@ def _workers() -> Iterator[Finding]:
         if row.version not in ("", relay_queue.__version__):
             text = f"Relay {row.version}, and this is {relay_queue.__version__}"
             yield judged(f"version of {row.id}", text, OTHER_VERSION)
+        # Of another host neither the files nor the clock are known.
+        if row.host == socket.gethostname() and row.started_at < changed_at:
+            text = f"{module} was changed after the worker had started"
+            yield judged(f"code of {row.id}", text, CHANGED_CODE)
+
+
+def _newest_code() -> tuple[datetime, str]:
+    """Return when the project's code was changed last, as far as this process has loaded it."""
+    packages = tuple(f"{package}." for package in task_packages() - {"relay_queue"})
+    newest = 0.0, ""
+    for name, module in list(sys.modules.items()):
+        if f"{name}.".startswith(packages) and (path := getattr(module, "__file__", None)):
+            with suppress(OSError):  # a module in an archive, or one that was removed
+                newest = max(newest, (os.stat(path).st_mtime, name))
+    return datetime.fromtimestamp(newest[0], UTC), newest[1]
 
 
 def judge_worker(worker: status.WorkerStatus, verdict: Liveness) -> Finding:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import os
+import socket
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -43,3 +49,28 @@ def test_a_worker_of_another_version_is_named(relay: Relay) -> None:
     assert found[f"version of {other}"]["level"] == "warn"
     text = found[f"version of {other}"]["text"]
     assert text == f"Relay 0.0.9, and this is {relay_queue.__version__}"
+
+
+def test_a_worker_that_has_started_before_the_code_was_changed_is_named(
+    relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "shop.py"
+    code.touch()
+    module = ModuleType("tests.a_shop")
+    module.__file__ = str(code)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    later = time.time() + 3600
+    os.utime(code, (later, later))
+    here = actions.register(host=socket.gethostname())
+    elsewhere = actions.register(host="another")
+    found = findings(relay("doctor", "--json"))
+    assert found[f"code of {here}"]["level"] == "warn"
+    text = found[f"code of {here}"]["text"]
+    assert text == "tests.a_shop was changed after the worker had started"
+    assert "Restart" in found[f"code of {here}"]["hint"]
+    assert f"code of {elsewhere}" not in found
+    code.unlink()
+    with clock.use(lambda: datetime.now(UTC) + timedelta(hours=2)):
+        late = actions.register(host=socket.gethostname())
+    found = findings(relay("doctor", "--json"))
+    assert f"code of {late}" not in found
