@@ -61,28 +61,14 @@ ICONS: Final[dict[str, str]] = {
 
 MOST_ERROR_CHARS: Final = 90
 
-VERDICT_ICONS: Final[dict[str, str]] = {
-    Verdict.NEVER_STARTED: SLASHED,
-    Verdict.RUNNING: PLAY,
-    Verdict.RAN_ONCE: CHECK,
-    Verdict.INTERRUPTED: BROKEN,
-    Verdict.RAN_AGAIN: LOOP,
+VERDICTS: Final[dict[str, tuple[str, Any, str]]] = {
+    Verdict.NEVER_STARTED: ("unknown", gettext_lazy("Never started"), SLASHED),
+    Verdict.RUNNING: ("running", gettext_lazy("Running"), PLAY),
+    Verdict.RAN_ONCE: ("acked", gettext_lazy("Ran once"), CHECK),
+    Verdict.INTERRUPTED: ("lost", gettext_lazy("Effect unknown"), BROKEN),
+    Verdict.RAN_AGAIN: ("snoozed", gettext_lazy("Ran again"), LOOP),
 }
-VERDICT_KINDS: Final[dict[str, str]] = {
-    Verdict.NEVER_STARTED: "unknown",
-    Verdict.RUNNING: "running",
-    Verdict.RAN_ONCE: "acked",
-    Verdict.INTERRUPTED: "lost",
-    Verdict.RAN_AGAIN: "snoozed",
-}
-VERDICT_TEXTS: Final[dict[str, Any]] = {
-    Verdict.NEVER_STARTED: gettext_lazy("Never started"),
-    Verdict.RUNNING: gettext_lazy("Running"),
-    Verdict.RAN_ONCE: gettext_lazy("Ran once"),
-    Verdict.INTERRUPTED: gettext_lazy("Effect unknown"),
-    Verdict.RAN_AGAIN: gettext_lazy("Ran again"),
-}
-"""Short, for a column; `Verdict` has the full texts."""
+"""The badge of each verdict. Its text is short, for a column; `Verdict` has the full texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +142,8 @@ def icon(path: str) -> SafeString:
 
 def verdict_badge(verdict: str, *, short: bool = True) -> SafeString:
     """Return the badge of a verdict."""
-    text = VERDICT_TEXTS[verdict] if short else str(Verdict(verdict).label).capitalize()
-    return badge(VERDICT_KINDS[verdict], text, VERDICT_ICONS[verdict])
+    kind, text, path = VERDICTS[verdict]
+    return badge(kind, text if short else str(Verdict(verdict).label).capitalize(), path)
 
 
 def task(job: Job, error: str = "") -> SafeString:
@@ -178,12 +164,7 @@ def task(job: Job, error: str = "") -> SafeString:
 
 def attempts(job: Job) -> SafeString:
     """Show the charged attempts of the present budget, and the budget."""
-    return format_html(
-        '<span class="relay-number"><span class="relay-label">{}</span>{} / {}</span>',
-        _("attempts"),
-        job.attempt - job.attempt_base,
-        job.max_attempts,
-    )
+    return labelled(_("attempts"), f"{job.attempt - job.attempt_base} / {job.max_attempts}")
 
 
 def count(label: Any, n: int | None) -> SafeString:
@@ -201,11 +182,7 @@ def labelled(label: Any, shown: str) -> SafeString:
 def priority(job: Any, now: datetime) -> SafeString:
     """Show the priority, and for a job that waits its turn what it has grown to by waiting."""
     if job.state != State.READY or job.aging_seconds is None:
-        return format_html(
-            '<span class="relay-number"><span class="relay-label">{}</span>{}</span>',
-            _("priority"),
-            job.priority,
-        )
+        return labelled(_("priority"), str(job.priority))
     grown = effective_priority(job.priority, job.available_at, job.aging_seconds, now)
     return format_html(
         '<span class="relay-number" title="{}"><span class="relay-label">{}</span>{}'
@@ -284,10 +261,8 @@ def ran(lease: Any, now: datetime) -> SafeString:
     if lease is None:
         return dash()
     seconds = ((lease.ended_at or now) - lease.acquired_at).total_seconds()
-    shown = duration(max(0.0, seconds))
-    if lease.ended_at is None:
-        return format_html("{} …", shown)
-    return format_html("{}", shown)
+    goes_on = " …" if lease.ended_at is None else ""
+    return format_html("{}{}", duration(max(0.0, seconds)), goes_on)
 
 
 def error(text: str) -> SafeString:

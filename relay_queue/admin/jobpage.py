@@ -33,14 +33,13 @@ _AFTER: Final[dict[str, State]] = {
     Outcome.FAILED: State.RETRYING,
     Outcome.TIMED_OUT: State.RETRYING,
     Outcome.FATAL: State.DEAD,
-    Outcome.EXPIRED: State.READY,
-    Outcome.LOST: State.READY,
-    Outcome.RELEASED: State.READY,
-    Outcome.UNRUN: State.READY,
     Outcome.SNOOZED: State.SCHEDULED,
     Outcome.CANCELLED: State.CANCELLED,
 }
-"""The state after each attempt but the last, after which the job itself has the state."""
+"""The state after each attempt but the last, after which the job itself has the state.
+
+After any other outcome the job is ready.
+"""
 
 _CHARGED_ENDS: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.EXPIRED, Outcome.LOST})
 

@@ -92,6 +92,21 @@ class LimitsForm(forms.Form):
         return form
 
 
+def _jobs(*states: State) -> Coalesce:
+    counted = QueueCount.objects.filter(queue=OuterRef("name"), state__in=states)
+    total = counted.order_by().values("queue").annotate(total=Sum("n")).values("total")
+    return Coalesce(Subquery(total), 0)
+
+
+COUNTS: Final = {
+    "n_unfinished": _jobs(*UNFINISHED),
+    "n_ready": _jobs(State.READY),
+    "n_running": _jobs(State.RUNNING),
+    "n_dead": _jobs(State.DEAD),
+}
+"""The numbers of jobs of a queue, from the counters."""
+
+
 def _claims(queue: Queue) -> SafeString:
     """Return the badge of whether workers claim from a queue."""
     if queue.paused_at is None:
@@ -129,14 +144,7 @@ class QueueAdmin(Actions, DetailAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs from the counters, which are few rows and exact."""
-        rows: QuerySet[Any] = super().get_queryset(request)
-        counted: QuerySet[Any] = rows.annotate(
-            n_unfinished=_jobs(*UNFINISHED),
-            n_ready=_jobs(State.READY),
-            n_running=_jobs(State.RUNNING),
-            n_dead=_jobs(State.DEAD),
-        )
-        return counted
+        return super().get_queryset(request).annotate(**COUNTS)  # type: ignore[no-any-return]
 
     unfinished = number_column(gettext_lazy("unfinished"), "n_unfinished")
     ready = number_column(gettext_lazy("ready"), "n_ready")
@@ -184,12 +192,6 @@ class QueueAdmin(Actions, DetailAdmin):
         return self.respond(
             request, "acts/limits.html", title=title, row=queue, form=form, back=back
         )
-
-
-def _jobs(*states: State) -> Coalesce:
-    counted = QueueCount.objects.filter(queue=OuterRef("name"), state__in=states)
-    total = counted.order_by().values("queue").annotate(total=Sum("n")).values("total")
-    return Coalesce(Subquery(total), 0)
 
 
 def _context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:

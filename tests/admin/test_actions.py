@@ -141,7 +141,7 @@ def test_post_without_the_csrf_token_is_refused() -> None:
     assert Worker.objects.get(pk=worker_id).ordered == ""
 
 
-@pytest.mark.parametrize("name", [act.name for act in JOB_ACTIONS if act.confirm])
+@pytest.mark.parametrize("name", [act.name for act in JOB_ACTIONS if act.dangerous])
 def test_destructive_act_asks_first(name: str) -> None:
     client = person(ACTS[name].permission)
     job_id = job_in(STARTS[name])

@@ -177,6 +177,22 @@ def test_every_jump_shows_the_page_that_it_names(
             assert ids_of(listed(admin, "job", links["previous"][1:])) == pages[number - 2]
 
 
+@pytest.mark.parametrize("query", ["", "q=task:shop"])
+def test_every_page_is_read_from_whatever_is_near_it_and_one_too_far_is_named(
+    admin: Client, crowd: list[int], query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = list(walked(admin, "job", query))
+    size = len(pages[0])
+    monkeypatch.setattr("relay_queue.admin.lists.pages.REACH", 2 * size)
+    middle = parse_qsl(listed(admin, "job", f"{query}&p=3").pages()["next"][1:])
+    for anchor in ("", dict(middle)["at"]):
+        for number in range(1, len(pages) + 4):
+            found = listed(admin, "job", f"{query}&p={number}&at={anchor}").page
+            assert [place.id for place in found.places] == pages[found.number - 1]
+            assert found.too_far or found.number == min(number, len(pages))
+            assert found.has_next is (found.number < len(pages))
+
+
 def test_jobs_that_arrive_do_not_push_others_from_page_to_page(
     admin: Client, crowd: list[int]
 ) -> None:

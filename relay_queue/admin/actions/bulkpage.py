@@ -180,7 +180,7 @@ class BulkActAdmin(ReadingAdmin):
         return redirect(self.address("change", bulk.pk))
 
     def _may_end(self, request: HttpRequest, action: Action | None) -> bool:
-        """Ask the page of jobs at this site, as for the action itself; an action that is gone has none who may."""
+        """Ask the page of jobs at this site, as for the action itself; no for one that is gone."""
         if action is None:
             return False
         page = sight.page_of(self.admin_site, Job)

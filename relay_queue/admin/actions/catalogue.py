@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from django import forms
 from django.utils.text import format_lazy, get_text_list
@@ -35,11 +35,11 @@ class Done:
     left: Sequence[Any] = ()
 
 
-class ActionVerb(Protocol):
-    """Performs an action on some rows, in one transaction, with what the operator has filled in."""
+ActionVerb = Callable[[store.Transaction, Sequence[Any], dict[str, Any]], Done]
+"""Performs an action on some rows, in one transaction, with what the operator has filled in.
 
-    def __call__(self, tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
-        """Perform it; a row that has changed its state meanwhile is skipped and named."""
+A row that has changed its state meanwhile is skipped and named.
+"""
 
 
 class PriorityForm(forms.Form):
@@ -59,8 +59,7 @@ class PriorityForm(forms.Form):
 class Action:
     """One thing that an operator may do to rows of one table.
 
-    ``effect`` is the text of the confirmation; ``confirm`` asks for one, ``dangerous`` paints it
-    red. ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
+    ``effect`` is the text of the confirmation; ``dangerous`` asks for one and paints it red. ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
     ``heavy`` are fields that may be large and that the name of a row does not need.
     """
 
@@ -70,7 +69,6 @@ class Action:
     effect: Any
     verb: ActionVerb
     why_not: Callable[[Any], Any]
-    confirm: bool = False
     dangerous: bool = False
     form: type[forms.Form] | None = None
     deletes: bool = False
@@ -105,7 +103,6 @@ def _job_action(operation: JobOperation, button: Button) -> JobAction:
         operation.effect,
         perform,
         partial(_why_job_cannot, states),
-        confirm=operation.dangerous,
         dangerous=operation.dangerous,
         form=None if operation.number is None else PriorityForm,
         deletes=operation.deletes,
@@ -165,7 +162,6 @@ def _queue_action(operation: QueueOperation, button: Button) -> Action:
         operation.effect,
         perform,
         _why_queue_has_jobs if operation.deletes else partial(_why_queue_cannot, operation),
-        confirm=operation.dangerous,
         dangerous=operation.dangerous,
         deletes=operation.deletes,
     )
@@ -214,7 +210,6 @@ def _worker_action(operation: WorkerOperation, button: Button) -> Action:
         operation.effect,
         perform,
         why_not,
-        confirm=operation.dangerous,
         dangerous=operation.dangerous,
     )
 

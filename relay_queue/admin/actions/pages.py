@@ -177,7 +177,7 @@ class Actions(Base):
         """Say whether the action can be performed without another question."""
         if form is not None:
             return form.is_valid()
-        return not action.confirm or CONFIRMED in request.POST
+        return not action.dangerous or CONFIRMED in request.POST
 
     def confirm(
         self,

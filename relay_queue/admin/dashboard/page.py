@@ -137,7 +137,7 @@ def _timing(key: str, title: str, histogram: Histogram) -> dict[str, Any]:
 
 
 def _workers(found: Overview, links: Links) -> dict[str, Any]:
-    live = [worker for worker in found.workers if worker.row.stopped_at is None]
+    live = panels.live_workers(found)
     stopped = [worker for worker in found.workers if worker.row.stopped_at is not None]
     more = len(live) - panels.MOST_WORKERS
     return {
@@ -160,7 +160,7 @@ class Notice:
 
 def notices(overview: Overview, links: Links) -> list[Notice]:
     """Return the notices, errors before warnings."""
-    live = [worker for worker in overview.workers if worker.row.stopped_at is None]
+    live = panels.live_workers(overview)
     heard = [worker for worker in live if not is_silent(worker)]
     found = [
         *_nobody_works(overview, heard, links),

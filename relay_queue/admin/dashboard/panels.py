@@ -109,6 +109,11 @@ def percentiles(histogram: Histogram) -> list[tuple[str, str]]:
     return [(f"p{n}", duration(histogram.percentile(n / 100))) for n in PERCENTILES]
 
 
+def live_workers(overview: Overview) -> list[WorkerStatus]:
+    """Return the workers that have not stopped."""
+    return [worker for worker in overview.workers if worker.row.stopped_at is None]
+
+
 def is_silent(worker: WorkerStatus) -> bool:
     """Say whether a worker that has not stopped wrote no heartbeat for ``SILENT_SECONDS``."""
     return _is_silent(worker.row, worker.heartbeat_age_seconds)
@@ -252,20 +257,15 @@ class Tile:
 
 def tiles_now(overview: Overview, links: Links) -> list[Tile]:
     """Return the figures of this moment."""
-    dead = overview.jobs(State.DEAD)
+    dead, died = overview.jobs(State.DEAD), number(total(overview.day).died)
+    figure = _figure(dead, links.jobs(State.DEAD))
+    below = _("%(n)s in 24 h") % {"n": died}
     return [
         _tile(overview, links, State.READY, _oldest_wait(overview)),
         _tile(overview, links, State.RUNNING, _slots(overview)),
         _tile(overview, links, State.RETRYING, _due(overview, State.RETRYING)),
         _tile(overview, links, State.SCHEDULED, _due(overview, State.SCHEDULED)),
-        Tile(
-            key="dead",
-            label=_("Dead letters"),
-            icon=icon(CROSS),
-            value=linked(number(dead), links.jobs(State.DEAD) if dead else ""),
-            below=_("%(n)s in 24 h") % {"n": number(total(overview.day).died)},
-            is_alarming=dead > 0,
-        ),
+        Tile("dead", _("Dead letters"), icon(CROSS), figure, below, is_alarming=dead > 0),
     ]
 
 
@@ -273,56 +273,31 @@ def tiles_lately(overview: Overview, links: Links) -> list[Tile]:
     """Return the figures of the last hour and day."""
     hour, day = total(overview.hour.spans), total(overview.day)
     since_hour, since_day = overview.hour.spans[0].start, overview.now - DAY
-    refused, cut_short = overview.refused_last_day, overview.interrupted_last_day
+    done = _figure(hour.succeeded, links.jobs(State.SUCCEEDED, finished_at=since_hour))
+    of_day = _("in 1 h; %(day)s in 24 h") % {"day": number(day.succeeded)}
+    rate = linked(percent(hour.failure_rate), links.failed(since_hour) if hour.failed else "")
+    rate_of_day = _("in 1 h; %(rate)s in 24 h") % {"rate": percent(day.failure_rate)}
+    late = _figure(overview.refused_last_day, links.refused(since_day))
+    n = overview.interrupted_last_day
+    cut_short = _figure(n, links.interrupted(since_day), n >= MOST_INTERRUPTED)
     return [
-        Tile(
-            key="throughput",
-            label=_("Succeeded"),
-            icon=icon(CHECK),
-            value=_figure(hour.succeeded, links.jobs(State.SUCCEEDED, finished_at=since_hour)),
-            below=_("in 1 h; %(day)s in 24 h") % {"day": number(day.succeeded)},
-        ),
-        Tile(
-            key="failures",
-            label=_("Failure rate"),
-            icon=icon(WARNING),
-            value=linked(
-                percent(hour.failure_rate),
-                links.failed(since_hour) if hour.failed else "",
-            ),
-            below=_("in 1 h; %(rate)s in 24 h") % {"rate": percent(day.failure_rate)},
-        ),
+        Tile("throughput", _("Succeeded"), icon(CHECK), done, of_day),
+        Tile("failures", _("Failure rate"), icon(WARNING), rate, rate_of_day),
         _workers(overview, links),
+        Tile("refused", _("Refused acks"), icon(BROKEN), late, _("in 24 h, came too late")),
         Tile(
-            key="refused",
-            label=_("Refused acks"),
-            icon=icon(BROKEN),
-            value=_figure(refused, links.refused(since_day)),
-            below=_("in 24 h, came too late"),
-        ),
-        Tile(
-            key="interrupted",
-            label=_("May run twice"),
-            icon=icon(LOOP),
-            value=_figure(cut_short, links.interrupted(since_day), cut_short >= MOST_INTERRUPTED),
-            below=_("in 24 h, were cut short"),
+            "interrupted", _("May run twice"), icon(LOOP), cut_short, _("in 24 h, were cut short")
         ),
     ]
 
 
 def _tile(overview: Overview, links: Links, state: State, below: str | SafeString) -> Tile:
-    n = overview.jobs(state)
-    return Tile(
-        key=state.value,
-        label=str(state.label),
-        icon=icon(ICONS[state]),
-        value=_figure(n, links.jobs(state)),
-        below=below,
-    )
+    figure = _figure(overview.jobs(state), links.jobs(state))
+    return Tile(state.value, str(state.label), icon(ICONS[state]), figure, below)
 
 
 def _workers(overview: Overview, links: Links) -> Tile:
-    live = [worker for worker in overview.workers if worker.row.stopped_at is None]
+    live = live_workers(overview)
     silent = sum(is_silent(worker) for worker in live)
     youngest = min((worker.heartbeat_age_seconds for worker in live), default=None)
     if silent:
@@ -331,14 +306,9 @@ def _workers(overview: Overview, links: Links) -> Tile:
         below = _("none has reported")
     else:
         below = _("heard of %(ago)s") % {"ago": age(youngest)}
-    return Tile(
-        key="workers",
-        label=_("Workers alive"),
-        icon=icon(PLAY),
-        value=_figure(len(live) - silent, links.workers()),
-        below=below,
-        is_alarming=silent > 0 or not live,
-    )
+    alarms = silent > 0 or not live
+    figure = _figure(len(live) - silent, links.workers())
+    return Tile("workers", _("Workers alive"), icon(PLAY), figure, below, is_alarming=alarms)
 
 
 def _figure(n: int, address: str, is_bound: bool = False) -> SafeString:
@@ -355,8 +325,7 @@ def _oldest_wait(overview: Overview) -> str:
 
 
 def _slots(overview: Overview) -> str:
-    live = [worker for worker in overview.workers if worker.row.stopped_at is None]
-    slots = sum(worker.row.concurrency for worker in live)
+    slots = sum(worker.row.concurrency for worker in live_workers(overview))
     return ngettext("of %(n)s slot", "of %(n)s slots", slots) % {"n": number(slots)}
 
 

@@ -86,7 +86,7 @@ class Page:
     @property
     def last(self) -> int | None:
         """The number of the last page, if it is known."""
-        return None if self.total.more else max(1, -(-self.total.n // self.size))
+        return last_page(self.total, self.size)
 
     @property
     def anchor(self) -> Anchor | None:
@@ -125,28 +125,23 @@ class PageReader:
     total: Counted
     size: int
 
-    @property
-    def last(self) -> int | None:
-        """The number of the last page, if it is known."""
-        return None if self.total.more else max(1, -(-self.total.n // self.size))
-
     def read(self, number: int, anchor: Anchor = START) -> Page:
         """Read the page of a number, counted from the anchor, the start or the end of the list."""
-        number = max(1, number)
-        if self.last is not None and number > self.last and anchor is START:
-            number = self.last
+        number, last = max(1, number), last_page(self.total, self.size)
+        if last is not None and anchor is START:
+            number = min(number, last)
         if number < anchor.page:
-            if (number - 1) * self.size > REACH >= (anchor.page - number) * self.size:
-                return self._backward(number, anchor)
-            if self.total.more and (anchor.page - number) * self.size <= REACH:
-                return self._backward(number, anchor)
+            before = (anchor.page - number - 1) * self.size
+            is_far_from_start = self.total.more or (number - 1) * self.size > REACH
+            if is_far_from_start and before + self.size <= REACH:
+                return self._backward(number, anchor.place, before, self.size)
             anchor = START
-        skip = (number - anchor.page) * self.size
-        if skip > REACH and self.last is not None:
-            return self._from_the_end(number, self.last)
-        if skip > REACH:
-            return self._forward(anchor.page + REACH // self.size, anchor, too_far=True)
-        return self._forward(number, anchor)
+        reach = anchor.page + REACH // self.size
+        if number <= reach:
+            return self._forward(number, anchor)
+        if last is None:
+            return self._forward(reach, anchor, too_far=True)
+        return self._from_the_end(number, last)
 
     def _forward(self, number: int, anchor: Anchor, *, too_far: bool = False) -> Page:
         skip = (number - anchor.page) * self.size
@@ -154,28 +149,33 @@ class PageReader:
         has_next = len(found) > self.size
         unseen = None if has_next else self.reader.unseen(anchor.place)
         beyond = None if unseen is None else Anchor(number + bool(found), unseen)
-        return self._page(number, found[: self.size], has_next, beyond=beyond, too_far=too_far)
-
-    def _backward(self, number: int, anchor: Anchor) -> Page:
-        skip = (anchor.page - number - 1) * self.size
-        places = self.reader.read(
-            anchor.place, limit=self.size, skip=skip, forward=False, inclusive=False
-        )
-        return self._page(number, places, has_next=True)
+        return Page(number, self.size, found[: self.size], self.total, has_next, beyond, too_far)
 
     def _from_the_end(self, number: int, last: int) -> Page:
         """Count back from the end; if that is too far, too, read the nearest page in reach."""
         nearest = last - REACH // self.size
-        too_far, number = number < nearest, max(number, nearest)
-        on_last = self.total.n - (last - 1) * self.size
-        limit, skip = on_last, 0
-        if number < last:
-            limit, skip = self.size, on_last + (last - 1 - number) * self.size
-        places = self.reader.read(None, limit=limit, skip=skip, forward=False)
-        return self._page(number, places, number < last, too_far=too_far)
+        too_far, number = number < nearest, min(max(number, nearest), last)
+        behind = max(0, self.total.n - number * self.size)
+        rows = min(self.size, self.total.n - (number - 1) * self.size)
+        return self._backward(number, None, behind, rows, has_next=number < last, too_far=too_far)
 
-    def _page(self, number: int, places: list[Place], has_next: bool, **more: Any) -> Page:
-        return Page(number, self.size, places, self.total, has_next, **more)
+    def _backward(
+        self,
+        number: int,
+        place: Place | None,
+        skip: int,
+        rows: int,
+        *,
+        has_next: bool = True,
+        too_far: bool = False,
+    ) -> Page:
+        places = self.reader.read(place, limit=rows, skip=skip, forward=False, inclusive=False)
+        return Page(number, self.size, places, self.total, has_next, None, too_far)
+
+
+def last_page(total: Counted, size: int) -> int | None:
+    """Return the number of the last page, if it is known."""
+    return None if total.more else max(1, -(-total.n // size))
 
 
 def as_parameters(link: Link) -> dict[str, Any]:
