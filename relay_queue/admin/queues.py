@@ -224,7 +224,7 @@ def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -
             for state in State
             for address in [links.jobs(state, queue.pk)]
         ],
-        "pieces": panels.pieces(found),
+        "pieces": panels.pieces(found, found.unfinished),
         "lately": _lately(hour),
         "chart": charts.last_hour(hour.spans),
     }

@@ -32,23 +32,6 @@ GAP: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One rectangle of a kind that the style sheet colours."""
-
-    kind: str
-    y: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """The rectangles of one step of a chart, and the title that a hovering pointer shows."""
-
-    title: str
-    bars: list[Bar]
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """A line across a chart, with its value."""
 
@@ -58,12 +41,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture with its scales, and a table of the same numbers."""
+    """A picture with its scales, and a table of the same numbers.
+
+    ``columns`` is one piece of SVG for each step, empty where nothing was done. A template would
+    take longer to draw them than all queries of the page.
+    """
 
     key: str
     title: str
     summary: str
-    columns: list[Column]
+    columns: list[str]
     marks: list[Mark]
     below: list[str | SafeString]
     headings: list[str]
@@ -73,7 +60,7 @@ class Chart:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not any(column.bars for column in self.columns)
+        return not any(self.columns)
 
     @property
     def width(self) -> int:
@@ -82,9 +69,8 @@ class Chart:
 
     @property
     def bars(self) -> SafeString:
-        """The columns as SVG. A template would take longer than all queries of the page."""
-        drawn = (_drawn(at, column) for at, column in enumerate(self.columns) if column.bars)
-        return mark_safe("".join(drawn))
+        """All columns."""
+        return mark_safe("".join(self.columns))
 
     @property
     def body(self) -> SafeString:
@@ -119,7 +105,7 @@ def throughput(key: str, title: str, spans: Sequence[Bucket], step: timedelta) -
             done.failed,
         )
         % {"succeeded": number(done.succeeded), "failed": number(done.failed)},
-        columns=[_throughput(span, zero, scale) for span in spans],
+        columns=[_throughput(at, span, zero, scale) for at, span in enumerate(spans)],
         marks=marks,
         below=_times(spans, step),
         headings=[_("From"), _("Succeeded"), _("Failed attempts"), _("Retried"), _("Died")],
@@ -134,10 +120,10 @@ def durations(key: str, title: str, histogram: Histogram) -> Chart:
     most = nice(max(histogram.counts.values(), default=0))
     scale = HEIGHT / (most or 1)
     columns = []
-    for slot in slots:
+    for at, slot in enumerate(slots):
         n = histogram.counts.get(slot, 0)
-        bars = [_bar("duration", HEIGHT, n * scale)] if n else []
-        columns.append(Column(f"{_bucket(slot)}: {number(n)}", bars))
+        bar = _bar(at, "duration", HEIGHT, n * scale)
+        columns.append(_column(at, f"{_bucket(slot)}: {number(n)}", bar))
     return Chart(
         key=key,
         title=title,
@@ -164,19 +150,15 @@ def nice(value: float) -> int:
         power *= 10
 
 
-def _throughput(span: Bucket, zero: float, scale: float) -> Column:
+def _throughput(at: int, span: Bucket, zero: float, scale: float) -> str:
     done, failed = span.tally.succeeded, span.tally.failed
-    if not (done or failed):
-        return Column("", [])
-    bars = [_bar("succeeded", zero, done * scale)] if done else []
-    if failed:
-        bars.append(_bar("failed", zero, failed * scale, downwards=True))
     title = _("%(time)s: %(succeeded)s succeeded, %(failed)s failed") % {
         "time": clock_time(span.start),
         "succeeded": number(done),
         "failed": number(failed),
     }
-    return Column(title, bars)
+    up = _bar(at, "succeeded", zero, done * scale)
+    return _column(at, title, up + _bar(at, "failed", zero, failed * scale, downwards=True))
 
 
 def _throughput_row(span: Bucket) -> list[str | SafeString]:
@@ -211,20 +193,24 @@ def _bucket(slot: int) -> str:
     return _("%(from)s to %(to)s") % {"from": duration(upper / 2), "to": duration(upper)}
 
 
-def _bar(kind: str, base: float, height: float, *, downwards: bool = False) -> Bar:
+def _bar(at: int, kind: str, base: float, height: float, *, downwards: bool = False) -> str:
+    """Draw a rectangle of a kind that the style sheet colours; nothing without a height."""
+    if not height:
+        return ""
     height = max(height, LEAST_HEIGHT)
-    return Bar(kind, base if downwards else base - height, height)
-
-
-def _drawn(at: int, column: Column) -> str:
-    x, width = at * BAR + GAP // 2, BAR - GAP
-    bars = "".join(
-        f'<rect class="relay-bar relay-bar--{bar.kind}" x="{x}" y="{_px(bar.y)}"'
-        f' width="{width}" height="{_px(bar.height)}"/>'
-        for bar in column.bars
+    return (
+        f'<rect class="relay-bar relay-bar--{kind}" x="{at * BAR + GAP // 2}"'
+        f' y="{_px(base if downwards else base - height)}"'
+        f' width="{BAR - GAP}" height="{_px(height)}"/>'
     )
+
+
+def _column(at: int, title: str, bars: str) -> str:
+    """Draw the bars of one step, with the title that a hovering pointer shows."""
+    if not bars:
+        return ""
     hit = f'<rect class="relay-hit" x="{at * BAR}" y="0" width="{BAR}" height="{HEIGHT}"/>'
-    return f"<g><title>{escape(column.title)}</title>{hit}{bars}</g>"
+    return f"<g><title>{escape(title)}</title>{hit}{bars}</g>"
 
 
 def _px(value: float) -> str:

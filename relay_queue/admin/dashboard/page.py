@@ -138,13 +138,17 @@ def _timing(key: str, title: str, histogram: Histogram) -> dict[str, Any]:
 
 def _workers(found: Overview, links: Links) -> dict[str, Any]:
     live = panels.live_workers(found)
-    stopped = [worker for worker in found.workers if worker.row.stopped_at is not None]
+    shown = status.most_urgent(live, panels.MOST_WORKERS)
     more = len(live) - panels.MOST_WORKERS
     return {
-        "workers": panels.worker_rows(status.most_urgent(live, panels.MOST_WORKERS), links),
+        "workers": [panels.worker_row(worker, links) for worker in shown],
         "more_workers": number(more) if more > 0 else "",
         "all_workers": links.workers(),
-        "stopped_workers": panels.worker_rows(stopped, links),
+        "stopped_workers": [
+            panels.worker_row(worker, links)
+            for worker in found.workers
+            if worker.row.stopped_at is not None
+        ],
     }
 
 

@@ -5,7 +5,6 @@ A tile is one figure on top of the page, with its meaning and its link.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -99,11 +98,6 @@ def totals(overview: Overview, links: Links) -> list[SafeString]:
     return [counted(overview.jobs(state), links.jobs(state)) for state in LISTED]
 
 
-def worker_rows(workers: Iterable[WorkerStatus], links: Links) -> list[dict[str, Any]]:
-    """Return a row for each worker."""
-    return [_worker_row(worker, links) for worker in workers]
-
-
 def percentiles(histogram: Histogram) -> list[tuple[str, str]]:
     """Return the names and values of the percentiles p50, p95 and p99."""
     return [(f"p{n}", duration(histogram.percentile(n / 100))) for n in PERCENTILES]
@@ -142,12 +136,11 @@ def place(row: Worker) -> str:
 
 
 def _queue_row(queue: QueueStatus, done: Tally, largest: int, links: Links) -> dict[str, Any]:
-    counts = [(state, queue.counts.get(state, 0)) for state in STACKED]
     return {
         "key": queue.name,
         "name": linked(queue.name, links.queue(queue.name)),
         "badge": badge("paused", _("Paused"), PAUSE) if queue.paused_at else "",
-        "pieces": _pieces(counts, largest),
+        "pieces": pieces(queue, largest),
         "counts": [
             counted(queue.counts.get(state, 0), links.jobs(state, queue.name)) for state in LISTED
         ],
@@ -168,16 +161,16 @@ def _served(row: Worker) -> str:
     return ", ".join(queues_of(row)) or _("all")
 
 
-def _worker_row(worker: WorkerStatus, links: Links) -> dict[str, Any]:
+def worker_row(worker: WorkerStatus, links: Links) -> dict[str, Any]:
+    """Return what the table shows of one worker."""
     row = worker.row
-    held = linked(_used(worker.open_leases, row.concurrency), links.held_by(row.pk))
     return {
         "key": row.pk,
         "name": linked(row.name, links.worker(row.pk)),
         "place": place(row),
         "queues": _served(row),
         "badge": worker_badge(row, worker.heartbeat_age_seconds),
-        "slots": Meter(held, _filled(worker.open_leases, row.concurrency)),
+        "slots": slots_meter(worker.open_leases, row.concurrency, links.held_by(row.pk)),
         "succeeded": number(row.succeeded),
         "failed": number(row.failed),
         "heartbeat": moment(row.heartbeat_at, age(worker.heartbeat_age_seconds)),
@@ -191,15 +184,9 @@ def _up_for(worker: WorkerStatus) -> str:
     return duration(whole_seconds(max(0.0, (until - row.started_at).total_seconds())))
 
 
-def slots_meter(used: int, concurrency: int) -> Meter:
+def slots_meter(used: int, concurrency: int, address: str = "") -> Meter:
     """Return how many slots of a worker are in use."""
-    return Meter(linked(_used(used, concurrency), ""), _filled(used, concurrency))
-
-
-def pieces(queue: QueueStatus) -> list[Piece]:
-    """Return the bar of one queue's unfinished jobs."""
-    counts = [(state, queue.counts.get(state, 0)) for state in STACKED]
-    return _pieces(counts, queue.unfinished)
+    return _meter(_used(used, concurrency), used, concurrency, address=address)
 
 
 def capacity_meter(used: int, limit: int | None) -> Meter | None:
@@ -208,39 +195,36 @@ def capacity_meter(used: int, limit: int | None) -> Meter | None:
         return None
     share = used / limit if limit else 1.0
     kind = "full" if share >= 1 else "nearly" if share >= 0.8 else "used"
-    return Meter(linked(_used(used, limit), ""), _filled(used, limit, kind))
+    return _meter(_used(used, limit), used, limit, kind=kind)
 
 
 def running_meter(used: int, limit: int | None) -> Meter | None:
     """Return how many jobs run of those that may; None without such a limit."""
     if limit is None:
         return None
-    text = _("%(used)s running") % {"used": _used(used, limit)}
-    return Meter(linked(text, ""), _filled(used, limit))
+    return _meter(_("%(used)s running") % {"used": _used(used, limit)}, used, limit)
 
 
 def _used(used: int, limit: int) -> str:
-    return ngettext("%(used)s of %(limit)s", "%(used)s of %(limit)s", limit) % {
-        "used": number(used),
-        "limit": number(limit),
-    }
+    said = {"used": number(used), "limit": number(limit)}
+    return ngettext("%(used)s of %(limit)s", "%(used)s of %(limit)s", limit) % said
 
 
-def _filled(used: int, limit: int, kind: str = "used") -> list[Piece]:
+def _meter(text: str, used: int, limit: int, *, kind: str = "used", address: str = "") -> Meter:
     share = min(used / limit, 1.0) if limit else 1.0
-    return [Piece(kind, "0", f"{share * 100:.1f}")] if share else []
+    filled = [Piece(kind, "0", f"{share * 100:.1f}")] if share else []
+    return Meter(linked(text, address), filled)
 
 
-def _pieces(counts: list[tuple[State, int]], largest: int) -> list[Piece]:
-    """Lay the states of a queue side by side; the queue with the most jobs fills the bar."""
-    pieces, x = [], 0.0
-    for state, n in counts:
-        width = n / largest * 100 if largest else 0.0
-        if n:
-            width = max(width, 1.0)  # few jobs can be seen beside many
-            pieces.append(Piece(state.value, f"{x:.2f}", f"{min(width, 100 - x):.2f}"))
+def pieces(queue: QueueStatus, largest: int) -> list[Piece]:
+    """Lay the states of a queue side by side; a queue with the ``largest`` number fills the bar."""
+    found, x = [], 0.0
+    for state in STACKED:
+        if n := queue.counts.get(state, 0):
+            width = max(n / largest * 100, 1.0)  # few jobs can be seen beside many
+            found.append(Piece(state.value, f"{x:.2f}", f"{min(width, 100 - x):.2f}"))
             x += width
-    return pieces
+    return found
 
 
 @dataclass(frozen=True, slots=True)
