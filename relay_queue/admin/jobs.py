@@ -204,15 +204,10 @@ class JobAdmin(JobActions, JobList):
         """
         return sight.has_view_payload(request)
 
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
-    ) -> HttpResponse:
-        """Show the page of the job."""
-        job = options.get("obj")
-        if isinstance(job, Job):
-            context |= jobpage.context(request, job, self.admin_site)
-            context |= {"title": gettext("Job %(id)s") % {"id": job.pk}, "subtitle": None}
-        return super().render_change_form(request, context, *args, **options)
+    def detail(self, request: HttpRequest, shown: Job) -> Mapping[str, object]:
+        """Return the title and the content of the page of one job."""
+        title = gettext("Job %(id)s") % {"id": shown.pk}
+        return {"title": title, **jobpage.context(request, shown, self.admin_site)}
 
 
 @admin.register(DeadLetter)

@@ -138,9 +138,15 @@ class QueueAdmin(Actions, DetailAdmin):
 
     def detail(self, request: HttpRequest, shown: Queue) -> Mapping[str, object]:
         """Return the title and the facts of the page of one queue."""
-        links = Links(request, self.admin_site)
-        title = _("Queue %(name)s") % {"name": shown.pk}
-        return {"title": title, **_context(request, shown, links)}
+        links, now = Links(request, self.admin_site), sight.now(request)
+        return {
+            "title": _("Queue %(name)s") % {"name": shown.pk},
+            "queue": shown,
+            "badge": _claims(shown),
+            **_standing(request, shown, now, links),
+            **_next(request, shown, now, links),
+            **_workers(request, shown, now, links),
+        }
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Add the numbers of jobs from the counters, which are few rows and exact."""
@@ -192,18 +198,6 @@ class QueueAdmin(Actions, DetailAdmin):
         return self.respond(
             request, "acts/limits.html", title=title, row=queue, form=form, back=back
         )
-
-
-def _context(request: HttpRequest, queue: Queue, links: Links) -> dict[str, Any]:
-    """Return what the template of the page needs."""
-    now = sight.now(request)
-    return {
-        "queue": queue,
-        "badge": _claims(queue),
-        **_standing(request, queue, now, links),
-        **_next(request, queue, now, links),
-        **_workers(request, queue, now, links),
-    }
 
 
 def _standing(request: HttpRequest, queue: Queue, now: datetime, links: Links) -> dict[str, Any]:

@@ -127,6 +127,20 @@ class ReadingAdmin(ModelAdmin):
             return None
         return super().get_object(request, object_id, from_field)
 
+    def detail(self, request: HttpRequest, shown: Any) -> Mapping[str, object]:
+        """Return what the page of one row shows by a template of its own, and its title."""
+        return {}
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Show the page with the details of the row."""
+        shown = options.get("obj")
+        detail = {} if shown is None else self.detail(request, shown)
+        if detail:
+            context |= {"subtitle": None, **detail}
+        return super().render_change_form(request, context, *args, **options)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read from the database of the queue."""
         return super().get_queryset(request).using(conf.get().database)
@@ -188,19 +202,6 @@ class DetailAdmin(ReadingAdmin):
         if sight.counters_tell(request, self.admin_site, self.model):
             return shown
         return [column for column in shown if column not in self.counted]
-
-    def detail(self, request: HttpRequest, shown: Any) -> Mapping[str, object]:
-        """Return the title of the page and what its template shows of the row."""
-        raise NotImplementedError  # not an ABC: its metaclass conflicts with Django's
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
-    ) -> HttpResponse:
-        """Show the page with the details of the row."""
-        shown = options.get("obj")
-        if shown is not None:
-            context |= {"subtitle": None, **self.detail(request, shown)}
-        return super().render_change_form(request, context, *args, **options)
 
 
 class ScanningAdmin(ReadingAdmin):

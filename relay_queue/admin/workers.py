@@ -76,9 +76,17 @@ class WorkerAdmin(Actions, DetailAdmin):
 
     def detail(self, request: HttpRequest, shown: Worker) -> Mapping[str, object]:
         """Return the title and the facts of the page of one worker."""
-        links = Links(request, self.admin_site)
-        title = _("Worker %(name)s") % {"name": shown.name}
-        return {"title": title, **_context(request, shown, links)}
+        links, now = Links(request, self.admin_site), sight.now(request)
+        return {
+            "title": _("Worker %(name)s") % {"name": shown.name},
+            "worker": shown,
+            "badge": panels.worker_badge(shown, seconds_since(shown.heartbeat_at, now)),
+            "order": _order(shown, now),
+            "facts": _facts(shown, now),
+            **_done(request, shown, now, links),
+            "attempts_url": links.attempts_of(shown.pk),
+            **_leases(request, shown, now, links),
+        }
 
     place = column(gettext_lazy("process"), panels.place)
     state = column(
@@ -91,20 +99,6 @@ class WorkerAdmin(Actions, DetailAdmin):
     ran_well = number_column(gettext_lazy("succeeded"), "succeeded")
     ran_badly = number_column(gettext_lazy("failed"), "failed")
     came_late = number_column(gettext_lazy("refused"), "refused")
-
-
-def _context(request: HttpRequest, worker: Worker, links: Links) -> dict[str, Any]:
-    """Return what the template of the page needs."""
-    now = sight.now(request)
-    return {
-        "worker": worker,
-        "badge": panels.worker_badge(worker, seconds_since(worker.heartbeat_at, now)),
-        "order": _order(worker, now),
-        "facts": _facts(worker, now),
-        **_done(request, worker, now, links),
-        "attempts_url": links.attempts_of(worker.pk),
-        **_leases(request, worker, now, links),
-    }
 
 
 def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from django.contrib.auth import get_user_model
 from relay_queue import conf, store
 from relay_queue.admin.actions import matching
 from relay_queue.admin.actions.catalogue import JobAction, job_action
-from relay_queue.admin.actions.perform import record
 from relay_queue.backend import RelayBackend
 from relay_queue.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
 from relay_queue.context import RelayContext
@@ -137,5 +136,5 @@ def _finish(bulk: BulkAct, stop_reason: str) -> None:
         bulk = _read(bulk.pk)
         if store.finish_bulk(tx, bulk.pk, stop_reason) and user is not None:
             numbers = {"changed": bulk.changed, "skipped": bulk.skipped}
-            change = f"progress to {'stopped' if stop_reason else 'finished'}"
-            record(user.pk, BulkAct, [(bulk.pk, str(bulk), change)], bulk.act, numbers)
+            progress = "stopped" if stop_reason else "finished"
+            matching.record_progress(user.pk, bulk, progress, numbers)

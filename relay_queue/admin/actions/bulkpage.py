@@ -22,9 +22,9 @@ from django.utils.translation import gettext_lazy
 from relay_queue import conf, store
 from relay_queue.admin import formatting, sight
 from relay_queue.admin.actions.catalogue import Action, job_action
-from relay_queue.admin.actions.matching import MOST_COUNTED
+from relay_queue.admin.actions.matching import MOST_COUNTED, record_progress
 from relay_queue.admin.actions.pages import pressed_nothing
-from relay_queue.admin.actions.perform import attempt, record
+from relay_queue.admin.actions.perform import attempt
 from relay_queue.admin.dashboard.links import Links
 from relay_queue.admin.formatting import age_column, column, named_column, number_column
 from relay_queue.admin.lists import searching
@@ -220,8 +220,7 @@ def _end(bulk: BulkAct, user_id: Any) -> bool:
     with store.transaction() as tx:
         ended = store.cancel_bulk(tx, bulk.pk)
         if ended:
-            row = (bulk.pk, str(bulk), "progress to ended by hand")
-            record(user_id, BulkAct, [row], bulk.act)
+            record_progress(user_id, bulk, "ended by hand")
     return ended
 
 

@@ -21,7 +21,7 @@ from relay_queue import conf, store
 from relay_queue.admin.actions import matching
 from relay_queue.admin.actions.catalogue import JOB_ACTIONS, Action, Done, JobAction
 from relay_queue.admin.actions.pages import SHOWN_ON_CONFIRMATION, Actions
-from relay_queue.admin.actions.perform import attempt, record
+from relay_queue.admin.actions.perform import attempt
 from relay_queue.admin.lists.searching import as_id
 from relay_queue.exceptions import RelayError
 from relay_queue.models import BulkAct, Job
@@ -64,38 +64,40 @@ class JobActions(Actions):
         One transaction deletes a bounded number of leases; what it leaves is done by the next ones.
         Raises `AskedAlready`, and what the store raises. What was committed by then is recorded.
         """
-        done, bulk_id = self._begin(request, action, keys, given)
-        while done.left:
+        bulk_id, done = None, Done(left=keys)
+        while True:
             with store.transaction() as tx:
+                if bulk_id is None and NONCE in request.POST and isinstance(action, JobAction):
+                    bulk_id = self._begin(request, tx, action, keys, given)
                 part = super().perform(request, action, done.left, given)
                 if bulk_id is not None:
-                    store.count_bulk(tx, bulk_id, changed=len(part.changed), skipped=0)
+                    changed = len(part.changed)
+                    skipped = len(done.left) - changed - len(part.left)
+                    store.count_bulk(tx, bulk_id, changed=changed, skipped=skipped)
             done = Done(done.changed | part.changed, done.skipped | part.skipped, part.left)
-        return done
+            if not done.left:
+                return done
 
     def _begin(
-        self, request: HttpRequest, action: Action, keys: Sequence[Any], given: dict[str, Any]
-    ) -> tuple[Done, int | None]:
-        """Perform it as far as one transaction can; return also the id of the bulk act, if it is one."""
-        if NONCE not in request.POST or not isinstance(action, JobAction):
-            return super().perform(request, action, keys, given), None
+        self,
+        request: HttpRequest,
+        tx: store.Transaction,
+        action: Action,
+        keys: Sequence[Any],
+        given: dict[str, Any],
+    ) -> int:
+        """Record a bulk act. It has ended for a second answer, though this one is yet to work."""
         if request.POST.get("select_across") == "1":
             new = self._new_bulk(request, action, _upper_id(request), given)
         else:
             # No filter finds rows that were ticked by hand.
             new = self._new_bulk(request, action, 0, given)
             new = replace(new, listing="", filters=f"ticked={len(keys)}")
-        with store.transaction() as tx:
-            bulk_id = store.start_bulk(tx, replace(new, matched=len(keys)))
-            if bulk_id is None:
-                raise AskedAlready(_ASKED_ALREADY)
-            done = super().perform(request, action, keys, given)
-            changed = len(done.changed)
-            skipped = len(keys) - changed - len(done.left)
-            store.count_bulk(tx, bulk_id, changed=changed, skipped=skipped)
-            # It has ended for a second answer, though there may be some left for this one.
-            store.finish_bulk(tx, bulk_id)
-        return done, bulk_id
+        bulk_id = store.start_bulk(tx, replace(new, matched=len(keys)))
+        if bulk_id is None:
+            raise AskedAlready(_ASKED_ALREADY)
+        store.finish_bulk(tx, bulk_id)
+        return bulk_id
 
     def perform_on_matching(
         self, request: HttpRequest, action: JobAction, rows: QuerySet[Any]
@@ -175,7 +177,7 @@ class JobActions(Actions):
     def _new_bulk(
         self,
         request: HttpRequest,
-        action: JobAction,
+        action: Action,
         upper_id: int,
         given: dict[str, Any],
     ) -> store.NewBulkAct:
@@ -214,17 +216,11 @@ def start(new: store.NewBulkAct, user_id: Any) -> tuple[int, bool]:
         if result.id:  # not known yet if the alias enqueues on another database's commit
             store.give_bulk_to_job(tx, bulk_id, int(result.id))
         details = {"filters": new.filters, "list": new.listing, "upper_id": new.upper_id}
-        record(
-            user_id,
-            BulkAct,
-            [(bulk_id, str(BulkAct(pk=bulk_id, act=new.act)), "progress to begun")],
-            new.act,
-            details,
-        )
+        matching.record_progress(user_id, BulkAct(pk=bulk_id, act=new.act), "begun", details)
     return bulk_id, True
 
 
-def _nonce(request: HttpRequest, action: JobAction, given: dict[str, Any]) -> str:
+def _nonce(request: HttpRequest, action: Action, given: dict[str, Any]) -> str:
     """Return what identifies a question with its answer.
 
     Another person or another answer gets another nonce.

@@ -28,6 +28,7 @@ from django.utils import timezone, translation
 from relay_queue import conf
 from relay_queue.admin import sight
 from relay_queue.admin.actions.catalogue import JobAction
+from relay_queue.admin.actions.perform import record
 from relay_queue.exceptions import RelayError
 from relay_queue.models import BulkAct, Job
 from relay_queue.store import NewBulkAct
@@ -71,6 +72,13 @@ def of_nonce(nonce: str) -> int | None:
     """Return the id of the bulk act of a nonce; None if there is none."""
     found = BulkAct.objects.using(conf.get().database).filter(nonce=nonce)
     return found.values_list("pk", flat=True).first()
+
+
+def record_progress(
+    user_id: Any, bulk: BulkAct, progress: str, details: dict[str, Any] | None = None
+) -> None:
+    """Write into the log of an operator how a bulk act goes on. Call it in the transaction."""
+    record(user_id, BulkAct, [(bulk.pk, str(bulk), f"progress to {progress}")], bulk.act, details)
 
 
 def filters_of(request: HttpRequest) -> str:
