@@ -11,7 +11,6 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -49,15 +48,6 @@ class JobList(ScanningAdmin):
         {"created_at__gte", "created_at__lte", "finished_at__gte", "finished_at__lte"}
     )
     search_fields = ("id", "task", "queue", "idempotency_key", "last_error")
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
-    ) -> tuple[QuerySet[Job], bool]:
-        """Keep the jobs that the search finds; a search at fault finds none."""
-        term = self.parse_search(request, search_term)
-        if term is None:
-            return queryset, False
-        return (queryset.none() if term.fault else queryset.filter(term.condition)), False
 
     def plan(self, asked: Criteria, names: Names) -> IndexScan:
         """Choose the index for the criteria."""
@@ -153,15 +143,13 @@ class ProxyList(JobList):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """Redirect to the page of the job, whatever its present state is."""
-        return redirect(self._job_address(object_id))
+        name = f"{self.admin_site.name}:relay_queue_job_change"
+        return redirect(reverse(name, args=[quote(object_id)]))
 
     @admin.display(description=_("job"))
     def job_link(self, job: Job) -> SafeString:
         """Show the id, as a link to the page of the job."""
-        return format_html('<a href="{}">{}</a>', self._job_address(job.pk), job.pk)
-
-    def _job_address(self, job_id: Any) -> str:
-        return reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[quote(job_id)])
+        return self.link_to(Job, job.pk, job.pk)
 
 
 @admin.register(Job)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
@@ -21,6 +20,7 @@ from relay_queue.admin.lists.filters import (
     PresenceFilter,
     SpanFilter,
 )
+from relay_queue.admin.lists.searching import Term
 from relay_queue.admin.reading import ScanningAdmin
 from relay_queue.models import Job, Lease, Worker
 from relay_queue.query import list_plans
@@ -116,14 +116,9 @@ class LeaseAdmin(ScanningAdmin):
             lease.shown_traceback = texts.traceback(lease, may_see=may_see)
         return lease
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
+    def search_condition(self, term: Term) -> Q:
         """Find the leases of a job by its id."""
-        term = self.parse_search(request, search_term)
-        if term is None:
-            return queryset, False
-        return (queryset.none() if term.fault else queryset.filter(job=int(term.word))), False
+        return Q(job=int(term.word))
 
     def plan(self, asked: Criteria, names: Names) -> IndexScan:
         """Choose the index for the criteria."""
@@ -153,11 +148,8 @@ class LeaseAdmin(ScanningAdmin):
     @admin.display(description=_("job"))
     def job_link(self, lease: Lease) -> SafeString:
         """Show the id and task of the job, as a link to its page."""
-        task = formatting.task(lease.job)
-        if not self.admin_site.is_registered(Job):
-            return format_html("{} {}", lease.job_id, task)
-        address = reverse(f"{self.admin_site.name}:relay_queue_job_change", args=[lease.job_id])
-        return format_html('<a href="{}">{}</a> {}', address, lease.job_id, task)
+        link = self.link_to(Job, lease.job_id, lease.job_id)
+        return format_html("{} {}", link, formatting.task(lease.job))
 
     @admin.display(description=_("worker"))
     def worker_shown(self, lease: Any) -> str:
@@ -165,7 +157,4 @@ class LeaseAdmin(ScanningAdmin):
         worker = lease.shown_worker
         if worker is None:
             return formatting.worker(lease)
-        address = f"{self.admin_site.name}:relay_queue_worker_change"
-        if not self.admin_site.is_registered(Worker):
-            return str(worker)
-        return format_html('<a href="{}">{}</a>', reverse(address, args=[worker.pk]), worker)
+        return self.link_to(Worker, worker.pk, worker)

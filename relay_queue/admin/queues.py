@@ -132,7 +132,7 @@ class QueueAdmin(Actions, DetailAdmin):
         "leases_admitted",
         "aging",
     )
-    counted = frozenset({"unfinished", "ready", "running", "dead"})
+    counter_columns = frozenset({"unfinished", "ready", "running", "dead"})
     search_fields = ("name",)
     change_form_template = "admin/relay_queue/queue.html"
 
@@ -172,7 +172,7 @@ class QueueAdmin(Actions, DetailAdmin):
         """Show the link to the limits to those who may set them."""
         row = options.get("obj")
         if row is not None and self.has_limit_queue_permission(request):
-            context["relay_limits_url"] = self.address("limits", quote(row.pk))
+            context["relay_limits_url"] = self.address_of("limits", quote(row.pk))
         return super().render_change_form(request, context, *args, **options)
 
     def has_limit_queue_permission(self, request: HttpRequest) -> bool:
@@ -183,10 +183,10 @@ class QueueAdmin(Actions, DetailAdmin):
         """Show the limits of a queue in a form, and set them on POST."""
         if not self.has_limit_queue_permission(request):
             raise PermissionDenied
-        queue = self.find(request, unquote(object_id))
+        queue = self.find_row(request, unquote(object_id))
         initial = {"capacity": queue.capacity, "max_running": queue.max_running}
         form = LimitsForm(request.POST or None, initial=initial)
-        back = self.address("change", quote(queue.pk))
+        back = self.address_of("change", quote(queue.pk))
         if request.method == "POST" and form.is_valid():
             overtaken = attempt(request, lambda: _set_limits(queue, form, request.user.pk))
             if not overtaken:

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.contrib import admin, messages
+from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.functional import cached_property
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
@@ -75,11 +78,18 @@ class ReadingAdmin(ModelAdmin):
         """Return the name of an address of this model, as Django's admin names its own."""
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"
 
-    def address(self, page: str, *args: Any) -> str:
+    def address_of(self, page: str, *args: Any) -> str:
         """Return the address of a page of this model at this site."""
         return reverse(f"{self.admin_site.name}:{self.url_name(page)}", args=args)
 
-    def find(self, request: HttpRequest, object_id: Any) -> Any:
+    def link_to(self, model: type[Model], key: Any, text: object) -> SafeString:
+        """Return a text as a link to a row of another table, if this site has a page for it."""
+        if not self.admin_site.is_registered(model):
+            return format_html("{}", text)
+        name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_change"
+        return format_html('<a href="{}">{}</a>', reverse(name, args=[quote(key)]), text)
+
+    def find_row(self, request: HttpRequest, object_id: Any) -> Any:
         """Return the row with a key. Raises `Http404`, or `PermissionDenied` if it is hidden."""
         row = self.get_object(request, str(object_id))
         if row is None:
@@ -193,7 +203,7 @@ class DetailAdmin(ReadingAdmin):
             ]
         }
 
-    counted: ClassVar[frozenset[str]] = frozenset()
+    counter_columns: ClassVar[frozenset[str]] = frozenset()
     """Columns with numbers from counters, which count jobs that a viewer may not see, too."""
 
     def get_list_display(self, request: HttpRequest) -> Any:
@@ -201,7 +211,7 @@ class DetailAdmin(ReadingAdmin):
         shown = super().get_list_display(request)
         if sight.counters_tell(request, self.admin_site, self.model):
             return shown
-        return [column for column in shown if column not in self.counted]
+        return [column for column in shown if column not in self.counter_columns]
 
 
 class ScanningAdmin(ReadingAdmin):
@@ -228,6 +238,21 @@ class ScanningAdmin(ReadingAdmin):
         """Parse the text of the search; a kind that this person may not search by is a fault."""
         secrets = sight.may_view_payload(request, self.admin_site)
         return searching.parse(text, self.search_kinds, secrets=secrets)
+
+    def search_condition(self, term: searching.Term) -> Q:
+        """Return the condition of a search that is not at fault."""
+        return term.condition
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Keep the rows that the search finds; a search at fault finds none."""
+        term = self.parse_search(request, search_term)
+        if term is None:
+            return queryset, False
+        if term.fault:
+            return queryset.none(), False
+        return queryset.filter(self.search_condition(term)), False
 
     def criteria(self) -> Criteria:
         """Return the criteria of this list without any filter."""

@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -158,11 +158,11 @@ class Redactor:
     """Hides values by the names of their arguments and keys."""
 
     names: Sequence[str]
-    _plain: frozenset[str] = field(init=False, default=frozenset())
 
-    def __post_init__(self) -> None:
-        """Spell the names as they are compared."""
-        object.__setattr__(self, "_plain", frozenset(map(_plain, self.names)))
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        """The names as they are compared."""
+        return frozenset(map(_plain, self.names))
 
     def __bool__(self) -> bool:
         """Whether anything is to be hidden."""

@@ -67,7 +67,7 @@ class WorkerAdmin(Actions, DetailAdmin):
         "came_late",
         "stop_reason",
     )
-    counted = frozenset({"ran_well", "ran_badly", "came_late"})
+    counter_columns = frozenset({"ran_well", "ran_badly", "came_late"})
     list_filter = (StoppedFilter,)
     search_fields = ("name", "host")
     search_help_text = gettext_lazy("A part of the name or of the host")
@@ -104,21 +104,17 @@ class WorkerAdmin(Actions, DetailAdmin):
 def _done(request: HttpRequest, worker: Worker, now: datetime, links: Links) -> dict[str, Any]:
     """Return the queues and totals of a worker, for those who may see all jobs that these count."""
     queues, excluded = status.queues_of(worker), status.excluded_by(worker)
-    if not sight.counters_tell(request, links.site, Worker):
-        seen = sight.names(request, links.site).queues
-        return {
-            "may_see_counts": False,
-            "serves": _linked(seen, queues, links) if queues else [],
-            "excludes": _linked(seen, excluded, links) if excluded else [],
-        }
-    hour = history.recent(now, worker_id=worker.pk)
-    return {
-        "may_see_counts": True,
-        "serves": _linked(queues, queues, links),
-        "excludes": _linked(excluded, excluded, links),
-        "totals": _totals(worker, hour),
-        "chart": charts.last_hour(hour.spans),
+    may_see = sight.counters_tell(request, links.site, Worker)
+    seen = [*queues, *excluded] if may_see else sight.names(request, links.site).queues
+    shown: dict[str, Any] = {
+        "may_see_counts": may_see,
+        "serves": _linked(seen, queues, links),
+        "excludes": _linked(seen, excluded, links),
     }
+    if may_see:
+        hour = history.recent(now, worker_id=worker.pk)
+        shown |= {"totals": _totals(worker, hour), "chart": charts.last_hour(hour.spans)}
+    return shown
 
 
 def _linked(seen: list[str], queues: list[str], links: Links) -> list[SafeString]:

@@ -183,7 +183,7 @@ def test_every_page_is_read_from_whatever_is_near_it_and_one_too_far_is_named(
 ) -> None:
     pages = list(walked(admin, "job", query))
     size = len(pages[0])
-    monkeypatch.setattr("relay_queue.admin.lists.pages.REACH", 2 * size)
+    monkeypatch.setattr("relay_queue.admin.lists.changelist.REACH", 2 * size)
     middle = parse_qsl(listed(admin, "job", f"{query}&p=3").pages()["next"][1:])
     for anchor in ("", dict(middle)["at"]):
         for number in range(1, len(pages) + 4):

@@ -139,7 +139,7 @@ class BulkActAdmin(ReadingAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """Show the progress of a bulk act. No form changes it."""
-        bulk = self.find(request, unquote(object_id))
+        bulk = self.find_row(request, unquote(object_id))
         if request.method not in {"GET", "HEAD"}:
             return HttpResponseNotAllowed(["GET", "HEAD"])
         action = job_action(bulk.act)
@@ -151,9 +151,9 @@ class BulkActAdmin(ReadingAdmin):
             effect="" if action is None else action.effect,
             may_list=self.has_view_permission(request),
             may_end=self._may_end(request, action),
-            list_url=self.address("changelist"),
-            progress_url=self.address("progress", bulk.pk),
-            end_url=self.address("end", bulk.pk),
+            list_url=self.address_of("changelist"),
+            progress_url=self.address_of("progress", bulk.pk),
+            end_url=self.address_of("end", bulk.pk),
             filter_url=self._filter_url(bulk),
             filter_text=filter_text(bulk),
             job_url=self._job_url(request, bulk),
@@ -161,15 +161,15 @@ class BulkActAdmin(ReadingAdmin):
 
     def progress_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """Return the part of the page that changes: headline, bar and numbers."""
-        bulk = self.find(request, bulk_id)
+        bulk = self.find_row(request, bulk_id)
         context = self._progress(request, bulk)
         return TemplateResponse(request, "admin/relay_queue/acts/progress.html", context)
 
     def end_view(self, request: HttpRequest, bulk_id: int) -> HttpResponse:
         """End a bulk act after the batch that is under way."""
-        bulk = self.find(request, bulk_id)
+        bulk = self.find_row(request, bulk_id)
         if request.method != "POST":
-            return pressed_nothing(request, self.address("change", bulk.pk))
+            return pressed_nothing(request, self.address_of("change", bulk.pk))
         if not self._may_end(request, job_action(bulk.act)):
             raise PermissionDenied
         ended = attempt(request, lambda: _end(bulk, request.user.pk))
@@ -177,7 +177,7 @@ class BulkActAdmin(ReadingAdmin):
             messages.success(request, _("It is ended. What was done stays done."))
         elif ended is not None:
             messages.warning(request, _("It was over already."))
-        return redirect(self.address("change", bulk.pk))
+        return redirect(self.address_of("change", bulk.pk))
 
     def _may_end(self, request: HttpRequest, action: Action | None) -> bool:
         """Ask the page of jobs at this site, as for the action itself; no for one that is gone."""

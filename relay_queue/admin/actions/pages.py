@@ -85,7 +85,7 @@ class Actions(Base):
             Button(
                 action.name,
                 action.label,
-                self.address("act", quote(row.pk), action.name),
+                self.address_of("act", quote(row.pk), action.name),
                 action.dangerous,
                 action.why_not(row),
             )
@@ -106,7 +106,7 @@ class Actions(Base):
         if action is None:
             raise Http404
         if request.method != "POST":
-            return pressed_nothing(request, self.address("change", quote(unquote(object_id))))
+            return pressed_nothing(request, self.address_of("change", quote(unquote(object_id))))
         if not self.may_perform(request, action):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
@@ -116,15 +116,15 @@ class Actions(Base):
             text = _("%(one)s %(key)s is not there any more. Nothing was done.")
             one = capfirst(str(self.opts.verbose_name))
             messages.warning(request, text % {"one": one, "key": unquote(object_id)})
-            return redirect(self.address("changelist"))
+            return redirect(self.address_of("changelist"))
         form = self.asked(request, action)
         if not self.confirmed(request, action, form):
-            back = self.address("change", quote(row.pk))
+            back = self.address_of("change", quote(row.pk))
             return self.confirm(request, action, form, rows=[row], count=1, back=back)
         self.perform_and_report(request, action, [row.pk], form)
         if action.deletes and self.get_object(request, unquote(object_id)) is None:
-            return redirect(self.address("changelist"))
-        return redirect(self.address("change", quote(row.pk)))
+            return redirect(self.address_of("changelist"))
+        return redirect(self.address_of("change", quote(row.pk)))
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **options: Any
