@@ -152,6 +152,8 @@ def nice(value: float) -> int:
 
 def _throughput(at: int, span: Bucket, zero: float, scale: float) -> str:
     done, failed = span.tally.succeeded, span.tally.failed
+    if not (done or failed):
+        return ""  # most of a day's columns: a title for each would cost a tenth of the page
     title = _("%(time)s: %(succeeded)s succeeded, %(failed)s failed") % {
         "time": clock_time(span.start),
         "succeeded": number(done),
