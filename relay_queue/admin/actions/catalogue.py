@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from django import forms
 from django.utils.text import format_lazy, get_text_list
@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from relay_queue import conf, operations, store
 from relay_queue.exceptions import QueueInUse
 from relay_queue.models import Job, Queue, Worker
-from relay_queue.operations import Button, JobOperation, QueueOperation, WorkerOperation
+from relay_queue.operations import Button, JobOperation, Operation, QueueOperation, WorkerOperation
 from relay_queue.ranking import MAX_PRIORITY, MIN_PRIORITY
 from relay_queue.states import State, WorkerOrder
 
@@ -35,6 +35,7 @@ class Done:
     left: Sequence[Any] = ()
 
 
+WhyNot = Callable[[Any], Any]
 ActionVerb = Callable[[store.Transaction, Sequence[Any], dict[str, Any]], Done]
 """Performs an action on some rows, in one transaction, with what the operator has filled in.
 
@@ -59,7 +60,8 @@ class PriorityForm(forms.Form):
 class Action:
     """One thing that an operator may do to rows of one table.
 
-    ``effect`` is the text of the confirmation; ``dangerous`` asks for one and paints it red. ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
+    ``effect`` is the text of the confirmation; ``dangerous`` asks for one and paints it red.
+    ``why_not`` returns why a row, as it was read, cannot take the action; empty if it can.
     ``heavy`` are fields that may be large and that the name of a row does not need.
     """
 
@@ -68,11 +70,19 @@ class Action:
     permission: str
     effect: Any
     verb: ActionVerb
-    why_not: Callable[[Any], Any]
+    why_not: WhyNot
     dangerous: bool = False
     form: type[forms.Form] | None = None
     deletes: bool = False
     heavy: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, operation: Operation, button: Button, verb: ActionVerb, why_not: WhyNot, **more: Any
+    ) -> Self:
+        """Return the action of a button of an operation."""
+        words = (button.name, button.label, button.permission, operation.effect)
+        return cls(*words, verb, why_not, dangerous=operation.dangerous, **more)
 
     @property
     def codename(self) -> str:
@@ -96,14 +106,11 @@ def _job_action(operation: JobOperation, button: Button) -> JobAction:
     def perform(tx: store.Transaction, keys: Sequence[Any], given: dict[str, Any]) -> Done:
         return _done(operation.verb(tx, keys, **options, **given), operation.to, given)
 
-    return JobAction(
-        button.name,
-        button.label,
-        button.permission,
-        operation.effect,
+    return JobAction.of(
+        operation,
+        button,
         perform,
         partial(_why_job_cannot, states),
-        dangerous=operation.dangerous,
         form=None if operation.number is None else PriorityForm,
         deletes=operation.deletes,
         states=states,
@@ -155,16 +162,9 @@ def _queue_action(operation: QueueOperation, button: Button) -> Action:
                 )
         return done
 
-    return Action(
-        button.name,
-        button.label,
-        button.permission,
-        operation.effect,
-        perform,
-        _why_queue_has_jobs if operation.deletes else partial(_why_queue_cannot, operation),
-        dangerous=operation.dangerous,
-        deletes=operation.deletes,
-    )
+    cannot = partial(_why_queue_cannot, operation)
+    why_not = _why_queue_has_jobs if operation.deletes else cannot
+    return Action.of(operation, button, perform, why_not, deletes=operation.deletes)
 
 
 def _why_queue_cannot(operation: QueueOperation, queue: Queue) -> Any:
@@ -203,15 +203,7 @@ def _worker_action(operation: WorkerOperation, button: Button) -> Action:
             return operations.STOP.already
         return operation.already if worker.ordered == (order or "") else ""
 
-    return Action(
-        button.name,
-        button.label,
-        button.permission,
-        operation.effect,
-        perform,
-        why_not,
-        dangerous=operation.dangerous,
-    )
+    return Action.of(operation, button, perform, why_not)
 
 
 WORKER_ACTIONS: Final[tuple[Action, ...]] = tuple(
