@@ -196,3 +196,7 @@ def _in_seconds(value: float) -> str:
         return f"{value:g} s"
     except (OverflowError, TypeError, ValueError):  # the worker refuses it as a delay
         return shown(value)
+
+
+class InvalidSchedule(RelayError, ValueError):
+    """A schedule, or its timing, does not make sense. Nothing was changed."""

@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "startup",
                 "verdict",
                 "validation",
+                "timing",
             }
         ),
     ),
@@ -50,7 +51,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("wakeup", frozenset({"wakeup"})),
     ("tasks", frozenset({"compat", "context", "task", "results", "announce", "backend"})),
     # What a program or an operator may do; a program that asks for it loads no worker.
-    ("operations", frozenset({"operations", "api"})),
+    ("operations", frozenset({"operations", "api", "schedules"})),
     ("runtime", frozenset({"worker", "checks", "apps"})),
     (
         "faces",
