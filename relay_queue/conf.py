@@ -187,6 +187,32 @@ def _parse_formatter(value: Any) -> str | None:
     return value
 
 
+def _parse_schedules(value: Any) -> Mapping[str, Mapping[str, Any]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _Invalid("Use a dictionary of names and what each schedule is.")
+    for name, entry in value.items():
+        if not isinstance(name, str) or not isinstance(entry, Mapping) or "task" not in entry:
+            raise _Invalid(
+                f'{shown(name)} is {shown(entry)}. Use a dictionary with "task", a dotted path, and '
+                '"cron" or "every".'
+            )
+    return {name: dict(entry) for name, entry in value.items()}
+
+
+def _parse_project(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= 90):
+        raise _Invalid("Use a name of 1 to 90 characters, or None: the package of the settings.")
+    return value
+
+
+def _parse_sync(value: Any) -> str:
+    if value not in ("migrate", "command"):
+        raise _Invalid('Use "migrate" or "command".')
+    return str(value)
+
+
 def _parse_acts_backend(value: Any) -> str | None:
     if value is None:
         return None
@@ -211,6 +237,12 @@ class RelaySettings:
     """Names of arguments whose values the console hides."""
     formatter: str | None = _parsed(None, _parse_formatter)
     """Dotted path of a function that words arguments, results and errors for the console."""
+    schedules: Mapping[str, Mapping[str, Any]] | None = _parsed(None, _parse_schedules)
+    """Schedules of tasks that the project does not decorate itself."""
+    project: str | None = _parsed(None, _parse_project)
+    """Whose schedules this code declares, where projects share a queue; None is the package of the settings."""
+    sync: str = _parsed("migrate", _parse_sync)
+    """Whether ``migrate`` makes the schedules what the code declares, or only ``relay schedules sync``."""
     acts_backend: str | None = _parsed(None, _parse_acts_backend)
     """Alias of ``TASKS`` through which the console enqueues bulk acts; None is the first of ours."""
     acts_queue: str | None = _parsed(None, _parse_acts_queue)
@@ -275,6 +307,8 @@ class RelaySettings:
     """How long cancelled jobs are kept; None is for ever."""
     retain_dead_seconds: float | None = _retention(None)
     """How long dead letters are kept; None is until an operator acts."""
+    retain_runs_seconds: float | None = _retention(90 * _DAY)
+    """How long the runs of schedules are kept; the newest of each always is."""
     retain_minutes_seconds: float | None = _retention(14 * _DAY)
     """How long the counters by minute are kept; None is for ever."""
     retain_workers_seconds: float | None = _retention(7 * _DAY)

@@ -12,7 +12,16 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from relay_queue.db.oneof import OneOf
-from relay_queue.states import INTERRUPTED, NOT_ACKED, Outcome, State, WorkerOrder
+from relay_queue.states import (
+    INTERRUPTED,
+    NOT_ACKED,
+    Missed,
+    Outcome,
+    Overlap,
+    RunOutcome,
+    State,
+    WorkerOrder,
+)
 
 
 class Queue(models.Model):
@@ -392,3 +401,85 @@ class BulkAct(models.Model):
 
     def __str__(self) -> str:
         return f"bulk act {self.pk}: {self.act}"
+
+
+class Schedule(models.Model):
+    """A call of a task that is enqueued again and again: what, when, and how missed slots are met.
+
+    The row holds all that a job needs, so that any worker may fire it, without the task's code.
+    ``next_at`` is empty while it stands still: paused, retired, at fault, or past its end.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(_("name"), max_length=100, unique=True)
+    source = models.CharField(_("source"), max_length=100)
+    queue = models.CharField(_("queue"), max_length=100)
+    backend = models.CharField(_("backend"), max_length=100)
+    task = models.CharField(_("task"), max_length=255)
+    payload = models.TextField(_("payload"))
+    priority = models.SmallIntegerField(_("priority"))
+    max_attempts = models.PositiveIntegerField(_("max attempts"))
+    lease_seconds = models.FloatField(_("lease"))
+    timeout_seconds = models.FloatField(_("timeout"), null=True, blank=True)
+    backoff_base_seconds = models.FloatField(_("back-off base"))
+    backoff_max_seconds = models.FloatField(_("back-off limit"))
+    backoff_jitter = models.CharField(_("back-off jitter"), max_length=4)
+    cron = models.CharField(_("cron expression"), max_length=100, default="", blank=True)
+    zone = models.CharField(_("time zone"), max_length=64, default="", blank=True)
+    every_seconds = models.FloatField(_("interval"), null=True, blank=True)
+    jitter_seconds = models.FloatField(_("jitter"), default=0)
+    missed = models.CharField(_("missed"), max_length=4, choices=Missed.choices)
+    missed_window_seconds = models.FloatField(_("missed window"))
+    overlap = models.CharField(_("overlap"), max_length=6, choices=Overlap.choices)
+    start_at = models.DateTimeField(_("start at"), null=True, blank=True)
+    end_at = models.DateTimeField(_("end at"), null=True, blank=True)
+    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True)
+    fault = models.CharField(_("fault"), max_length=500, default="", blank=True)
+    next_at = models.DateTimeField(_("next run"), null=True, blank=True)
+    last_slot_at = models.DateTimeField(_("last slot"), null=True, blank=True)
+    last_job_id = models.BigIntegerField(_("last job"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"))
+    updated_at = models.DateTimeField(_("updated at"))
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        default_permissions = ("view",)
+        indexes = [
+            models.Index(
+                fields=["next_at"], condition=Q(next_at__isnull=False), name="relay_schedule_next"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ScheduleRun(models.Model):
+    """What became of one slot of a schedule; of ``n`` slots, if they were missed together."""
+
+    id = models.BigAutoField(primary_key=True)
+    schedule_id = models.BigIntegerField(_("schedule"))
+    slot_at = models.DateTimeField(_("slot"))
+    manual = models.BooleanField(_("by hand"), default=False)
+    outcome = models.CharField(_("outcome"), max_length=8, choices=RunOutcome.choices)
+    n = models.PositiveIntegerField(_("slots"), default=1)
+    reason = models.CharField(_("reason"), max_length=500, default="", blank=True)
+    job_id = models.BigIntegerField(_("job"), null=True, blank=True)
+    fired_at = models.DateTimeField(_("fired at"))
+
+    class Meta:
+        verbose_name = _("run of a schedule")
+        verbose_name_plural = _("runs of schedules")
+        default_permissions = ("view",)
+        constraints = [
+            # Fired once, whatever a restored backup, a clock or a hand has done to the schedule.
+            models.UniqueConstraint(
+                fields=["schedule_id", "slot_at", "manual"], name="relay_run_slot"
+            ),
+        ]
+        indexes = [models.Index(fields=["fired_at"], name="relay_run_fired")]
+
+    def __str__(self) -> str:
+        return f"slot {self.slot_at:%Y-%m-%d %H:%M:%S} of schedule {self.schedule_id}"

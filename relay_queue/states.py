@@ -40,6 +40,31 @@ class Outcome(TextChoices):
     CANCELLED = "cancelled", _("Cancelled")
 
 
+class RunOutcome(TextChoices):
+    """What became of one slot of a schedule."""
+
+    ENQUEUED = "enqueued", _("enqueued")
+    SKIPPED = "skipped", _("skipped")
+    MISSED = "missed", _("missed")
+    REFUSED = "refused", _("refused")
+
+
+class Missed(TextChoices):
+    """Which of the slots run that came while no worker was there."""
+
+    ONCE = "once", _("the newest")
+    SKIP = "skip", _("none")
+    ALL = "all", _("all")
+
+
+class Overlap(TextChoices):
+    """What happens at a slot while the job of the one before it is unfinished."""
+
+    SKIP = "skip", _("skip the slot")
+    ALLOW = "allow", _("run both")
+    CANCEL = "cancel", _("cancel the other")
+
+
 class WorkerOrder(TextChoices):
     """An operator's order to a worker process. Without one it serves."""
 

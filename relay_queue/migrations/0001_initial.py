@@ -583,4 +583,141 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="Schedule",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("name", models.CharField(max_length=100, unique=True, verbose_name="name")),
+                ("source", models.CharField(max_length=100, verbose_name="source")),
+                ("queue", models.CharField(max_length=100, verbose_name="queue")),
+                ("backend", models.CharField(max_length=100, verbose_name="backend")),
+                ("task", models.CharField(max_length=255, verbose_name="task")),
+                ("payload", models.TextField(verbose_name="payload")),
+                ("priority", models.SmallIntegerField(verbose_name="priority")),
+                ("max_attempts", models.PositiveIntegerField(verbose_name="max attempts")),
+                ("lease_seconds", models.FloatField(verbose_name="lease")),
+                (
+                    "timeout_seconds",
+                    models.FloatField(blank=True, null=True, verbose_name="timeout"),
+                ),
+                ("backoff_base_seconds", models.FloatField(verbose_name="back-off base")),
+                ("backoff_max_seconds", models.FloatField(verbose_name="back-off limit")),
+                ("backoff_jitter", models.CharField(max_length=4, verbose_name="back-off jitter")),
+                (
+                    "cron",
+                    models.CharField(
+                        blank=True, default="", max_length=100, verbose_name="cron expression"
+                    ),
+                ),
+                (
+                    "zone",
+                    models.CharField(
+                        blank=True, default="", max_length=64, verbose_name="time zone"
+                    ),
+                ),
+                (
+                    "every_seconds",
+                    models.FloatField(blank=True, null=True, verbose_name="interval"),
+                ),
+                ("jitter_seconds", models.FloatField(default=0, verbose_name="jitter")),
+                (
+                    "missed",
+                    models.CharField(
+                        choices=[("once", "the newest"), ("skip", "none"), ("all", "all")],
+                        max_length=4,
+                        verbose_name="missed",
+                    ),
+                ),
+                ("missed_window_seconds", models.FloatField(verbose_name="missed window")),
+                (
+                    "overlap",
+                    models.CharField(
+                        choices=[
+                            ("skip", "skip the slot"),
+                            ("allow", "run both"),
+                            ("cancel", "cancel the other"),
+                        ],
+                        max_length=6,
+                        verbose_name="overlap",
+                    ),
+                ),
+                ("start_at", models.DateTimeField(blank=True, null=True, verbose_name="start at")),
+                ("end_at", models.DateTimeField(blank=True, null=True, verbose_name="end at")),
+                (
+                    "paused_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="paused at"),
+                ),
+                (
+                    "retired_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="retired at"),
+                ),
+                (
+                    "fault",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="fault"),
+                ),
+                ("next_at", models.DateTimeField(blank=True, null=True, verbose_name="next run")),
+                (
+                    "last_slot_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last slot"),
+                ),
+                (
+                    "last_job_id",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="last job"),
+                ),
+                ("created_at", models.DateTimeField(verbose_name="created at")),
+                ("updated_at", models.DateTimeField(verbose_name="updated at")),
+            ],
+            options={
+                "verbose_name": "schedule",
+                "verbose_name_plural": "schedules",
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("next_at__isnull", False)),
+                        fields=["next_at"],
+                        name="relay_schedule_next",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="ScheduleRun",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("schedule_id", models.BigIntegerField(verbose_name="schedule")),
+                ("slot_at", models.DateTimeField(verbose_name="slot")),
+                ("manual", models.BooleanField(default=False, verbose_name="by hand")),
+                (
+                    "outcome",
+                    models.CharField(
+                        choices=[
+                            ("enqueued", "enqueued"),
+                            ("skipped", "skipped"),
+                            ("missed", "missed"),
+                            ("refused", "refused"),
+                        ],
+                        max_length=8,
+                        verbose_name="outcome",
+                    ),
+                ),
+                ("n", models.PositiveIntegerField(default=1, verbose_name="slots")),
+                (
+                    "reason",
+                    models.CharField(blank=True, default="", max_length=500, verbose_name="reason"),
+                ),
+                ("job_id", models.BigIntegerField(blank=True, null=True, verbose_name="job")),
+                ("fired_at", models.DateTimeField(verbose_name="fired at")),
+            ],
+            options={
+                "verbose_name": "run of a schedule",
+                "verbose_name_plural": "runs of schedules",
+                "default_permissions": ("view",),
+                "indexes": [models.Index(fields=["fired_at"], name="relay_run_fired")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("schedule_id", "slot_at", "manual"), name="relay_run_slot"
+                    )
+                ],
+            },
+        ),
     ]

@@ -24,10 +24,15 @@ QUEUE_NAMES = "SELECT name, max_running IS NOT NULL FROM relay_queue_queue ORDER
 """All queues, and whether their running jobs are limited."""
 
 NEXT_DUE = f"""
-    SELECT available_at, {{clock}} FROM relay_queue_job WHERE state IN ({sql_list(NOT_DUE)})
-    ORDER BY available_at LIMIT 1
+    SELECT MIN(at), {{clock}} FROM (
+        SELECT (SELECT available_at FROM relay_queue_job WHERE state IN ({sql_list(NOT_DUE)})
+                ORDER BY available_at LIMIT 1) AS at
+        UNION ALL
+        SELECT (SELECT next_at FROM relay_queue_schedule WHERE next_at IS NOT NULL
+                ORDER BY next_at LIMIT 1)) AS due
+    HAVING MIN(at) IS NOT NULL
 """
-"""When the next waiting job is due."""
+"""When the next waiting job is due, or the next slot of a schedule comes."""
 
 NEXT_EXPIRY = """
     SELECT expires_at, {clock} FROM relay_queue_lease

@@ -53,6 +53,13 @@ An operator acts
                         One act on many jobs, in batches that keep their position.
     lock_lease_table    Keep all other transactions from leases until the commit.
 
+A schedule
+    sync_schedules      Make the schedules of a project what its code declares.
+    fire_schedules      Enqueue the jobs of slots that have come, each slot once.
+    pause_schedule      Let one stand still; its slots meanwhile are no backlog.
+    resume_schedule     Let it go on from now.
+    run_schedule        Enqueue its job now, beside its slots.
+
 A worker
     register_worker     Add a worker, whose lock is held already.
     register_again      Add a living worker whose row was deleted.
@@ -64,8 +71,8 @@ A worker
 
 The end
     prune               Delete old finished jobs with their ledger.
-    prune_minutes, prune_workers, prune_bulk_acts
-                        Delete old statistics, workers and bulk acts.
+    prune_minutes, prune_workers, prune_bulk_acts, prune_runs
+                        Delete old statistics, workers, bulk acts and runs of schedules.
 """
 
 from relay_queue.store.bulk import (
@@ -95,7 +102,13 @@ from relay_queue.store.operate import (
     run_now,
     set_priority,
 )
-from relay_queue.store.prune import prune, prune_bulk_acts, prune_minutes, prune_workers
+from relay_queue.store.prune import (
+    prune,
+    prune_bulk_acts,
+    prune_minutes,
+    prune_runs,
+    prune_workers,
+)
 from relay_queue.store.queues import (
     delete_queue,
     ensure_queue,
@@ -117,6 +130,15 @@ from relay_queue.store.records import (
     Settlement,
 )
 from relay_queue.store.recover import promote, recover_dead, recover_expired
+from relay_queue.store.schedules import (
+    Declared,
+    Synced,
+    fire_schedules,
+    pause_schedule,
+    resume_schedule,
+    run_schedule,
+    sync_schedules,
+)
 from relay_queue.store.settle import ack, nack, release, renew, settle, snooze
 from relay_queue.store.transaction import Transaction, in_transaction, transaction
 from relay_queue.store.trial import UNREADABLE, Trial, TrialStep, job_of_lease, mark_unreadable
@@ -137,6 +159,7 @@ __all__ = [
     "UNREADABLE",
     "Changed",
     "Claim",
+    "Declared",
     "Enqueued",
     "JobOptions",
     "NewBulkAct",
@@ -145,6 +168,7 @@ __all__ = [
     "Recovered",
     "Settled",
     "Settlement",
+    "Synced",
     "Totals",
     "Transaction",
     "Trial",
@@ -163,6 +187,7 @@ __all__ = [
     "enqueue_waiting",
     "ensure_queue",
     "finish_bulk",
+    "fire_schedules",
     "give_bulk_to_job",
     "heartbeat",
     "hold_limits",
@@ -175,10 +200,12 @@ __all__ = [
     "new_job",
     "order_workers",
     "pause",
+    "pause_schedule",
     "promote",
     "prune",
     "prune_bulk_acts",
     "prune_minutes",
+    "prune_runs",
     "prune_workers",
     "recount",
     "recover_dead",
@@ -191,14 +218,17 @@ __all__ = [
     "requeue",
     "rerank",
     "resume",
+    "resume_schedule",
     "roll_up",
     "run_now",
+    "run_schedule",
     "set_limits",
     "set_priority",
     "settle",
     "snooze",
     "start_bulk",
     "stop_workers",
+    "sync_schedules",
     "take_bulk_turn",
     "transaction",
     "write_off_workers",

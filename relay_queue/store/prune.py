@@ -100,6 +100,16 @@ MOST_LEASES: Final = 1000
 """Leases that one transaction deletes at the most."""
 
 
+DELETE_RUNS = """
+    DELETE FROM relay_queue_schedulerun WHERE id IN (
+        SELECT r.id FROM relay_queue_schedulerun r WHERE r.fired_at < %s AND EXISTS (
+            SELECT 1 FROM relay_queue_schedulerun newer
+            WHERE newer.schedule_id = r.schedule_id AND newer.slot_at > r.slot_at)
+        ORDER BY r.fired_at LIMIT %s)
+"""
+"""Delete old runs of schedules, but for the newest of each."""
+
+
 class Pruned(NamedTuple):
     """What one bite did: how many ``jobs`` are gone, and whether there may be ``more`` to delete.
 
@@ -190,3 +200,11 @@ def prune_bulk_acts(tx: Transaction, before: datetime, limit: int = 1000) -> int
     """
     moment = tx.dialect.to_db(before)
     return tx.execute(DELETE_BULK_ACTS, [moment, moment, limit])
+
+
+def prune_runs(tx: Transaction, before: datetime, limit: int = 1000) -> int:
+    """Delete up to ``limit`` runs of schedules that were fired before a time; return how many.
+
+    The newest run of a schedule stays.
+    """
+    return tx.execute(DELETE_RUNS, [tx.dialect.to_db(before), limit])

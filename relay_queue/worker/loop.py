@@ -24,7 +24,7 @@ from relay_queue.worker.leases import InFlight
 from relay_queue.worker.liveness import CONFIRM_SECONDS, DeadWorkers
 from relay_queue.worker.options import DISMISSED, READY, WorkerOptions
 from relay_queue.worker.pacing import Pace, QueueWatch, Timers
-from relay_queue.worker.plan import CLAIM, COUNT, PROMOTE, RECOVER, Done, Plan
+from relay_queue.worker.plan import CLAIM, COUNT, FIRE, PROMOTE, RECOVER, Done, Plan
 from relay_queue.worker.services import Housekeeper
 from relay_queue.worker.slots import Slots
 from relay_queue.worker.stats import Stats
@@ -163,7 +163,7 @@ class Loop:
         """Return the steps for which a probe has found nothing: what failed of them is gone."""
         steps = set()
         if not (self.timers.overdue or self.dead.probes):
-            steps |= {RECOVER, PROMOTE}
+            steps |= {RECOVER, PROMOTE, FIRE}
         if self.orders.quiet or self.stop_by is not None:
             steps.add(CLAIM)
         return steps

@@ -22,6 +22,7 @@ SETTLE: Final = "store outcomes"
 RENEW: Final = "renew leases"
 RECOVER: Final = "recover jobs"
 PROMOTE: Final = "wake jobs"
+FIRE: Final = "fire schedules"
 CLAIM: Final = "claim jobs"
 COUNT: Final = "write statistics"
 """The steps of a tick, in the words of a log line. A service may have a step of its own."""
@@ -82,7 +83,9 @@ class Done:
     faults: dict[str, Exception] = field(default_factory=dict)
 
 
-Point = Literal["begin", "settled", "renewed", "recovered", "promoted", "claimed", "committed"]
+Point = Literal[
+    "begin", "settled", "renewed", "recovered", "promoted", "fired", "claimed", "committed"
+]
 """The steps of a tick, in their order.
 
 ``begin`` comes before the transaction, and ``committed`` after it; all others are inside. A hook of

@@ -15,14 +15,34 @@ from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 
 from relay_queue import conf, store
-from relay_queue.models import BulkAct, Job, Lease, Queue, QueueCount, QueueMinute, Worker
+from relay_queue.models import (
+    BulkAct,
+    Job,
+    Lease,
+    Queue,
+    QueueCount,
+    QueueMinute,
+    Schedule,
+    ScheduleRun,
+    Worker,
+)
 from relay_queue.operations import CANCEL
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 TASK = "tests.tasks.anything"
 
 # Children before parents, so that they can be emptied in this order.
-TABLES: tuple[type[Model], ...] = (Lease, Job, QueueCount, Queue, Worker, QueueMinute, BulkAct)
+TABLES: tuple[type[Model], ...] = (
+    Lease,
+    Job,
+    QueueCount,
+    Queue,
+    Worker,
+    QueueMinute,
+    BulkAct,
+    Schedule,
+    ScheduleRun,
+)
 
 ADD_LEASES = """
     INSERT INTO relay_queue_lease (job_id, attempt, token, acquired_at, expires_at, ended_at,

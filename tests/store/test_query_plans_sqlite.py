@@ -258,7 +258,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
     "DELETE_LEASES": (_prune, "DELETE FROM relay_queue_lease", (), "relay_lease_job"),
     "DELETE_JOBS": (_prune, "DELETE FROM relay_queue_job", (), ROWID),
     "READY_QUEUES": (_look, "SELECT q.name", (), "relay_job_ready"),
-    "NEXT_DUE": (_look, "SELECT available_at", (), "relay_job_due"),
+    "NEXT_DUE": (_look, "SELECT MIN(at)", (), "relay_job_due|relay_schedule_next"),
     "NEXT_EXPIRY": (_look, "SELECT expires_at", (), "relay_lease_expiry"),
     "OPEN_LEASES": (_look, "SELECT id FROM relay_queue_lease WHERE id IN", (), ROWID),
     "CANCEL_LEASES": (

@@ -43,6 +43,7 @@ DURATIONS = {
     "RETAIN_SUCCEEDED_SECONDS": (0, 100 * YEAR, True),
     "RETAIN_CANCELLED_SECONDS": (0, 100 * YEAR, True),
     "RETAIN_DEAD_SECONDS": (0, 100 * YEAR, True),
+    "RETAIN_RUNS_SECONDS": (0, 100 * YEAR, True),
     "RETAIN_MINUTES_SECONDS": (0, 100 * YEAR, True),
     "RETAIN_WORKERS_SECONDS": (0, 100 * YEAR, True),
 }
@@ -57,6 +58,9 @@ OTHERS = {
     "BACKOFF_JITTER",
     "WAKEUP",
     "METRICS_TOKEN",
+    "SCHEDULES",
+    "PROJECT",
+    "SYNC",
 }
 
 
@@ -349,3 +353,19 @@ def test_formatter_is_a_dotted_path(value: Any) -> None:
     assert not judged("FORMATTER", "shop.console.shown")
     assert not judged("FORMATTER", None)
     assert judged("FORMATTER", value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("SCHEDULES", ["nightly"], "dictionary of names"),
+        ("SCHEDULES", {"nightly": {"every": 5}}, 'with "task"'),
+        ("SCHEDULES", {5: {"task": "a.b", "every": 5}}, 'with "task"'),
+        ("PROJECT", "", "1 to 90 characters"),
+        ("PROJECT", 5, "1 to 90 characters"),
+        ("SYNC", "never", '"migrate" or "command"'),
+    ],
+)
+def test_settings_of_schedules_are_checked(key: str, value: Any, hint: str) -> None:
+    (problem,) = conf.problems({key: value})
+    assert hint in problem.hint

@@ -158,9 +158,9 @@ def test_a_bite_that_always_fails_does_not_keep_those_behind_it_from_their_turn(
 
 
 class Fire:
-    """A service that enqueues a job whenever it is due, as a schedule does."""
+    """A service that enqueues a job whenever it is due."""
 
-    step = "fire schedules"
+    step = "enqueue one more"
     point = None
 
     def __init__(

@@ -20,6 +20,7 @@ from relay_queue import conf, store
 from relay_queue.logs import get_logger
 from relay_queue.worker.database import SLICE_SECONDS
 from relay_queue.worker.plan import Done, Plan, Point
+from relay_queue.worker.services.fire import Fire
 from relay_queue.worker.services.promote import Promote
 from relay_queue.worker.services.prune import Prune
 from relay_queue.worker.services.recover import RecoverDead, RecoverExpired
@@ -32,7 +33,7 @@ Bite = Callable[[store.Transaction, int], int]
 
 
 class TickService(Protocol):
-    """Work that belongs into the tick's transaction: recover, promote, later schedules.
+    """Work that belongs into the tick's transaction: recover, promote, fire schedules.
 
     ``step`` names it in log lines and in `Done.faults`, and ``point`` is the hook after it.
     ``Plan.due`` is set once a time of `looks.next_times` has come: a service that waits for another
@@ -62,7 +63,7 @@ class Housekeeping(Protocol):
         """Yield what is to be done in one round. Each bite is repeated until it finds few rows."""
 
 
-IN_TICK: Final[tuple[TickService, ...]] = (RecoverDead(), RecoverExpired(), Promote())
+IN_TICK: Final[tuple[TickService, ...]] = (RecoverDead(), RecoverExpired(), Promote(), Fire())
 """In their order: a job that is recovered may be due again, and is then promoted and claimed."""
 
 BETWEEN_TICKS: Final[tuple[Housekeeping, ...]] = (Prune(), WriteOff())

@@ -12,7 +12,7 @@ Bite = Callable[[store.Transaction, int], int]
 
 
 class Prune:
-    """Deletes old finished jobs, statistics, bulk acts and the rows of stopped workers."""
+    """Deletes old finished jobs, statistics, bulk acts, runs of schedules and stopped workers."""
 
     def bites(self, settings: conf.RelaySettings) -> Iterator[Bite]:
         """Yield one bite for each kind of row that has a limit."""
@@ -28,6 +28,7 @@ class Prune:
             (store.prune_minutes, settings.retain_minutes_seconds),
             (store.prune_bulk_acts, settings.retain_bulk_acts_seconds),
             (store.prune_workers, settings.retain_workers_seconds),
+            (store.prune_runs, settings.retain_runs_seconds),
         )
         for prune, seconds in others:
             if seconds is not None:
