@@ -12,6 +12,10 @@ from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
+from relay_queue.logs import get_logger
+
+logger = get_logger("relay_queue")
+
 
 class RelayConfig(AppConfig):
     """Registers the system checks, and creates the configured queues after ``migrate``."""
@@ -33,6 +37,7 @@ class RelayConfig(AppConfig):
         connection_created.connect(remember_file, dispatch_uid="relay_queue.apps")
         post_migrate.connect(tune_storage, sender=self)
         post_migrate.connect(create_configured_queues, sender=self)
+        post_migrate.connect(sync_schedules, sender=self)
 
 
 def remember_file(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
@@ -57,8 +62,30 @@ def create_configured_queues(using: str, **kwargs: Any) -> None:
     from relay_queue import conf, store
 
     settings = conf.get()
-    if using != settings.database or settings.queues is None:
+    if using != settings.database or settings.queues is None or not _has("Queue", **kwargs):
         return
     with store.transaction() as tx:
         for name in settings.queues:
             store.ensure_queue(tx, name)
+
+
+def sync_schedules(using: str, **kwargs: Any) -> None:
+    """Make the schedules in the table what the code declares, on the queue's database.
+
+    A declaration that makes no sense keeps no migration from being applied: it is logged.
+    """
+    from relay_queue import conf, schedules
+    from relay_queue.exceptions import InvalidSchedule
+
+    settings = conf.get()
+    if using != settings.database or settings.sync != "migrate" or not _has("Schedule", **kwargs):
+        return
+    try:
+        schedules.sync()
+    except InvalidSchedule as error:
+        logger.error("Schedules are as they were: %s. Then run relay schedules sync.", error)
+
+
+def _has(model: str, **kwargs: Any) -> bool:
+    """Say whether the database has the table of a model: ``migrate relay_queue zero`` leaves none."""
+    return model.lower() in kwargs["apps"].all_models["relay_queue"]

@@ -221,11 +221,16 @@ class RelayBackend(BaseTaskBackend):
         Raises `InvalidJob` with its children, `QueueFull` and `IdempotencyConflict`; nothing is
         written then.
         """
-        call = (task, args, kwargs)
-        job = self._job(self._options_of(task), call)
-        result = new_result(call, self.alias)
+        job = self.prepare(task, args, kwargs)
+        result = new_result((task, args, kwargs), self.alias)
         self.when_committed(partial(self._insert, job, result), (job,))
         return result
+
+    def prepare(
+        self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> store.NewJob:
+        """Return the job that an enqueue of this call would insert. Raises like `enqueue`."""
+        return self._job(self._options_of(task), (task, args, kwargs))
 
     async def aenqueue(  # type: ignore[override]
         self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]

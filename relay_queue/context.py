@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from relay_queue.compat import TaskContext
 from relay_queue.exceptions import Cancelled, TimedOut
+from relay_queue.timing import slot_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -86,6 +88,14 @@ class JobContext:
         self.waits = False
 
     @property
+    def slot(self) -> datetime | None:
+        """The moment that a scheduled run stands for, aware UTC; None if no schedule made the job.
+
+        To be used in the place of now: the run may be late.
+        """
+        return slot_of(self.idempotency_key)
+
+    @property
     def timed_out(self) -> bool:
         """Whether the deadline has passed."""
         return self.deadline is not None and monotonic() >= self.deadline
@@ -146,6 +156,11 @@ class RelayContext(TaskContext):  # type: ignore[misc, type-arg]
     def idempotency_key(self) -> str | None:
         """The key that the job was enqueued with; the same in every attempt."""
         return self.job.idempotency_key
+
+    @property
+    def slot(self) -> datetime | None:
+        """The moment that a scheduled run stands for, aware UTC; None if no schedule made the job."""
+        return self.job.slot
 
     @property
     def deadline(self) -> float | None:

@@ -36,7 +36,7 @@ from typing import (
 from django.apps import apps
 from django.conf import ENVIRONMENT_VARIABLE
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
+from django.utils.module_loading import import_string, module_has_submodule
 
 from relay_queue import conf, payload
 from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
@@ -433,6 +433,18 @@ def task_packages() -> set[str]:
     found = {config.name for config in apps.get_app_configs()}
     project = os.environ.get(ENVIRONMENT_VARIABLE, "").partition(".")[0]
     return found | {project} if project else found
+
+
+def import_task_modules() -> list[str]:
+    """Import the module ``tasks`` of each of the project's packages; return why some cannot be."""
+    faults = []
+    for package in sorted(task_packages()):
+        try:
+            if module_has_submodule(importlib.import_module(package), "tasks"):
+                importlib.import_module(f"{package}.tasks")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an import runs code of the project's
+            faults.append(f"{package}.tasks cannot be imported: {error!r}")
+    return faults
 
 
 def _rebuild(

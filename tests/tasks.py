@@ -631,3 +631,9 @@ def _state() -> list[Any]:
             cursor.execute(statement)
             seen.append(cursor.fetchone()[0])
     return seen
+
+
+@task(takes_context=True)
+def tell_slot(context: RelayContext) -> None:
+    """Note the slot of a schedule that this run is for."""
+    calls.append(context.slot)

@@ -421,7 +421,8 @@ def test_choices_of_an_option_are_the_documented_ones() -> None:
         for action in verb_parser(verb)._actions:
             if action.choices:
                 table = rows(section(page("commands.md"), f"relay {verb}"), "Option", "Effect")
-                (effect,) = [row[1] for row in table if action.option_strings[0] in row[0]]
+                name = (*action.option_strings, str(action.metavar))[0]
+                (effect,) = [row[1] for row in table if name in row[0]]
                 assert set(code(effect)) == set(action.choices), (verb, action.option_strings)
 
 

@@ -44,6 +44,7 @@ VERBS: Final = {
     "verify": "check everything that is stored; exit with 1 on any fault",
     "recover": "end the leases whose time or owner is gone",
     **{operation.command: operation.summary for operation in _OPERATIONS},
+    "schedules": "list, sync, pause, resume and run schedules",
     "prune": "delete old finished jobs",
     "backup": "copy the database while it is in use",
     "doctor": "show versions, settings, workers and what is wrong with them",

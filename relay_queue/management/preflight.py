@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import time
@@ -11,13 +10,12 @@ from collections.abc import Callable
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, Error, InterfaceError, connections
 from django.db.migrations.loader import MigrationLoader
-from django.utils.module_loading import module_has_submodule
 
 from relay_queue.cli.base import explain
 from relay_queue.compat import Task
 from relay_queue.logs import get_logger, printable
 from relay_queue.store.dialects import dialect_for
-from relay_queue.task import task_packages
+from relay_queue.task import import_task_modules, task_packages
 from relay_queue.worker.database import Outage
 from relay_queue.worker.lifetime import threads_at_rest
 
@@ -68,13 +66,7 @@ def known_tasks() -> tuple[list[str], list[str]]:
     Looked for are the modules that the project's packages have loaded, and the module ``tasks`` of
     each, which is imported. A job may name a task of another module: that is imported then.
     """
-    faults = []
-    for package in sorted(task_packages()):
-        try:
-            if module_has_submodule(importlib.import_module(package), "tasks"):
-                importlib.import_module(f"{package}.tasks")
-        except BaseException as error:  # noqa: BLE001 - an import runs code of the project's
-            faults.append(f"{package}.tasks cannot be imported: {error!r}")
+    faults = import_task_modules()
     packages = tuple(f"{package}." for package in task_packages())
     paths = {
         value.module_path
