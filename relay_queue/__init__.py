@@ -4,51 +4,12 @@ The names below are the public ones; ``docs/api.md`` describes them. They are lo
 first used, so that importing the package costs nothing and works before the settings are known.
 """
 
+# ruff: noqa: F403, F405 - a test looks each name of `__all__` up
+
 TYPE_CHECKING = False  # type checkers take it for true; `typing` would cost more than all the rest
 
 if TYPE_CHECKING:
-    from relay_queue.api import (
-        AnyJob,
-        JobInfo,
-        acancel,
-        acancel_many,
-        adelete_queue,
-        adiscard,
-        adiscard_many,
-        aenqueue_many,
-        aget_job,
-        apause,
-        arelease,
-        arelease_many,
-        arequeue,
-        arequeue_many,
-        aresume,
-        arun_now,
-        arun_now_many,
-        aset_limits,
-        aset_priority,
-        aset_priority_many,
-        await_for,
-        cancel,
-        cancel_many,
-        delete_queue,
-        discard,
-        discard_many,
-        enqueue_many,
-        get_job,
-        pause,
-        release,
-        release_many,
-        requeue,
-        requeue_many,
-        resume,
-        run_now,
-        run_now_many,
-        set_limits,
-        set_priority,
-        set_priority_many,
-        wait_for,
-    )
+    from relay_queue.api import *  # `__all__` says which of these names are public
     from relay_queue.context import JobContext, RelayContext, current_context
     from relay_queue.ranking import Priority
     from relay_queue.results import EnqueuedResults
