@@ -10,82 +10,60 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.core.exceptions import ImproperlyConfigured
 
-if TYPE_CHECKING:
-    from django.tasks import signals, task_backends
-    from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import (
-        DEFAULT_TASK_BACKEND_ALIAS,
-        DEFAULT_TASK_PRIORITY,
-        DEFAULT_TASK_QUEUE_NAME,
-        Task,
-        TaskContext,
-        TaskError,
-        TaskResult,
-        TaskResultStatus,
-        task,
-    )
-    from django.tasks.exceptions import (
-        InvalidTask,
-        InvalidTaskBackend,
-        TaskResultDoesNotExist,
-        TaskResultMismatch,
-    )
-    from django.utils.json import normalize_json
+try:
+    try:
+        from django.tasks import signals, task_backends
+        from django.tasks.backends.base import BaseTaskBackend
+        from django.tasks.base import (
+            DEFAULT_TASK_BACKEND_ALIAS,
+            DEFAULT_TASK_PRIORITY,
+            DEFAULT_TASK_QUEUE_NAME,
+            Task,
+            TaskContext,
+            TaskError,
+            TaskResult,
+            TaskResultStatus,
+            task,
+        )
+        from django.tasks.exceptions import (
+            InvalidTask,
+            InvalidTaskBackend,
+            TaskResultDoesNotExist,
+            TaskResultMismatch,
+        )
+        from django.utils.json import normalize_json
+    except ModuleNotFoundError as missing:
+        if missing.name != "django.tasks":
+            raise
+        from django_tasks import signals, task_backends  # type: ignore[no-redef]
+        from django_tasks.backends.base import BaseTaskBackend  # type: ignore[no-redef]
+        from django_tasks.base import (  # type: ignore[no-redef]
+            DEFAULT_TASK_BACKEND_ALIAS,
+            DEFAULT_TASK_PRIORITY,
+            DEFAULT_TASK_QUEUE_NAME,
+            Task,
+            TaskContext,
+            TaskError,
+            TaskResult,
+            TaskResultStatus,
+            task,
+        )
+        from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend  # type: ignore[no-redef]
+        from django_tasks.exceptions import InvalidTaskError as InvalidTask  # type: ignore[no-redef]
+        from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch  # type: ignore[no-redef]
+        from django_tasks.utils import normalize_json  # type: ignore[no-redef]
+except ModuleNotFoundError as missing:
+    if missing.name != "django_tasks":
+        raise
+    raise ImproperlyConfigured(
+        "Relay needs Django's task framework. Django 6.0 and later have it; with Django 5.2 "
+        "install the package django-tasks (pip install 'django-relay-queue[backport]')."
+    ) from missing
 
+if TYPE_CHECKING:
     AnyTask: TypeAlias = Task[..., Any]
     AnyResult: TypeAlias = TaskResult[..., Any]
-else:
-    try:
-        try:
-            from django.tasks import signals, task_backends
-            from django.tasks.backends.base import BaseTaskBackend
-            from django.tasks.base import (
-                DEFAULT_TASK_BACKEND_ALIAS,
-                DEFAULT_TASK_PRIORITY,
-                DEFAULT_TASK_QUEUE_NAME,
-                Task,
-                TaskContext,
-                TaskError,
-                TaskResult,
-                TaskResultStatus,
-                task,
-            )
-            from django.tasks.exceptions import (
-                InvalidTask,
-                InvalidTaskBackend,
-                TaskResultDoesNotExist,
-                TaskResultMismatch,
-            )
-            from django.utils.json import normalize_json
-        except ModuleNotFoundError as missing:
-            if missing.name != "django.tasks":
-                raise
-            from django_tasks import signals, task_backends
-            from django_tasks.backends.base import BaseTaskBackend
-            from django_tasks.base import (
-                DEFAULT_TASK_BACKEND_ALIAS,
-                DEFAULT_TASK_PRIORITY,
-                DEFAULT_TASK_QUEUE_NAME,
-                Task,
-                TaskContext,
-                TaskError,
-                TaskResult,
-                TaskResultStatus,
-                task,
-            )
-            from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
-            from django_tasks.exceptions import InvalidTaskError as InvalidTask
-            from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
-            from django_tasks.utils import normalize_json
-    except ModuleNotFoundError as missing:
-        if missing.name != "django_tasks":
-            raise
-        raise ImproperlyConfigured(
-            "Relay needs Django's task framework. Django 6.0 and later have it; with Django 5.2 "
-            "install the package django-tasks (pip install 'django-relay-queue[backport]')."
-        ) from missing
-
-    # The framework's classes are generic to the type checker only.
+else:  # the framework's classes are generic to the type checker only
     AnyTask = Task
     AnyResult = TaskResult
 
