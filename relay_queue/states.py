@@ -124,24 +124,11 @@ INTERRUPTED: Final = tuple(end.value for end in (Outcome.TIMED_OUT, Outcome.EXPI
 
 # For each terminal state, the outcomes that the newest lease may have. None stands for a job that
 # was never leased since it was enqueued or requeued: cancelled before a claim, or found altered.
-_ANY_BEFORE_READY = frozenset(
-    {
-        None,
-        Outcome.FAILED,
-        Outcome.FATAL,
-        Outcome.TIMED_OUT,
-        Outcome.EXPIRED,
-        Outcome.LOST,
-        Outcome.RELEASED,
-        Outcome.UNRUN,
-        Outcome.SNOOZED,
-        Outcome.CANCELLED,
-    }
-)
+_ALL_BUT_ACKED = frozenset({None, *Outcome}) - {Outcome.ACKED}
 LAST_OUTCOMES: Final[dict[State, frozenset[Outcome | None]]] = {
     State.SUCCEEDED: frozenset({Outcome.ACKED}),
-    State.DEAD: _ANY_BEFORE_READY,
-    State.CANCELLED: _ANY_BEFORE_READY,
+    State.DEAD: _ALL_BUT_ACKED,
+    State.CANCELLED: _ALL_BUT_ACKED,
 }
 
 

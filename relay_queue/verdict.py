@@ -5,8 +5,7 @@ The rules are here once, for one job at a time; `relay_queue.query.ledger` says 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from django.db.models import TextChoices
@@ -47,30 +46,6 @@ class Attempt(Protocol):
         """With which verb its owner came back late; empty if it did not."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptCounts:
-    """The attempts of one job by what is known of them."""
-
-    answered: int = 0
-    cut_short: int = 0
-    running: bool = False
-
-    @property
-    def verdict(self) -> Verdict:
-        """What follows from the numbers.
-
-        One answer beside an attempt that was cut short is "at least once" at best, so the effect is
-        unknown. Two answers are certain in any case.
-        """
-        if self.answered > 1:
-            return Verdict.RAN_AGAIN
-        if self.cut_short:
-            return Verdict.INTERRUPTED
-        if self.running:
-            return Verdict.RUNNING
-        return Verdict.RAN_ONCE if self.answered else Verdict.NEVER_STARTED
-
-
 def has_answered(lease: Attempt) -> bool:
     """Say whether the function of an ended lease certainly came to its end.
 
@@ -80,20 +55,18 @@ def has_answered(lease: Attempt) -> bool:
     return lease.outcome in ANSWERED or lease.refused_verb in ANSWERING_VERBS
 
 
-def count_attempts(leases: Iterable[Attempt]) -> AttemptCounts:
-    """Count the attempts of one job, in any order."""
-    answered = cut_short = 0
-    running = False
-    for lease in leases:
-        if lease.outcome is None:
-            running = True
-        elif has_answered(lease):
-            answered += 1
-        elif lease.outcome in CUT_SHORT:
-            cut_short += 1
-    return AttemptCounts(answered, cut_short, running)
+def judge(leases: Collection[Attempt]) -> Verdict:
+    """Return the verdict on one job, given all its leases in any order.
 
-
-def judge(leases: Iterable[Attempt]) -> Verdict:
-    """Return the verdict on one job, given all its leases."""
-    return count_attempts(leases).verdict
+    One answer beside an attempt that was cut short is "at least once" at best, so the effect is
+    unknown. Two answers are certain in any case.
+    """
+    ended = [lease for lease in leases if lease.outcome is not None]
+    answered = sum(map(has_answered, ended))
+    if answered > 1:
+        return Verdict.RAN_AGAIN
+    if any(lease.outcome in CUT_SHORT and not has_answered(lease) for lease in ended):
+        return Verdict.INTERRUPTED
+    if len(ended) < len(leases):
+        return Verdict.RUNNING
+    return Verdict.RAN_ONCE if answered else Verdict.NEVER_STARTED
