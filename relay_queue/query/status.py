@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 from relay_queue import conf
 from relay_queue.models import Queue, Worker
@@ -20,7 +20,7 @@ from relay_queue.states import INTERRUPTED, NOT_DUE, UNFINISHED, State, sql_list
 from relay_queue.verdict import Verdict
 
 COUNTS = """
-    SELECT queue, state, SUM(n) FROM relay_queue_queuecount
+    SELECT queue, state, SUM(n) FROM relay_queue_queuecount{where}
     GROUP BY queue, state HAVING SUM(n) <> 0 ORDER BY queue
 """
 """Read how many jobs each queue has in each state."""
@@ -31,7 +31,7 @@ OLDEST_READY = """
             SELECT j.available_at FROM relay_queue_job j
             WHERE j.queue = q.name AND j.state = 'ready' ORDER BY j.rank, j.id LIMIT %s) AS n)
     FROM (SELECT DISTINCT queue AS name FROM relay_queue_queuecount
-          WHERE state = 'ready' AND n > 0) AS q
+          WHERE state = 'ready' AND n > 0{only}) AS q
 """
 """Find since when, in each queue, the oldest of the jobs next in line has been ready."""
 
@@ -76,19 +76,6 @@ MOST_INTERRUPTED: Final = 10_000
 DAY: Final = timedelta(days=1)
 
 SPAN: Final = timedelta(minutes=30)
-
-COUNTS_OF = """
-    SELECT state, SUM(n) FROM relay_queue_queuecount
-    WHERE queue = %s GROUP BY state HAVING SUM(n) <> 0
-"""
-"""Read how many jobs a queue has in each state."""
-
-OLDEST_OF = """
-    SELECT min(n.available_at) FROM (
-        SELECT available_at FROM relay_queue_job
-        WHERE queue = %s AND state = 'ready' ORDER BY rank, id LIMIT %s) AS n
-"""
-"""Find since when the oldest of the jobs next in line has been ready."""
 
 NEXT_OF = """
     SELECT id FROM relay_queue_job
@@ -214,16 +201,29 @@ def read_status() -> Status:
 
 def queues(now: datetime) -> list[QueueStatus]:
     """Return every queue that has a row or has jobs, by name."""
-    fields = ("capacity", "max_running", "aging_seconds", "paused_at")
+    return _stand(Queue.objects.using(_alias()), now)
+
+
+def queue_status(queue: Queue, now: datetime) -> QueueStatus:
+    """Return how one queue stands; see `queues`."""
+    (found,) = _stand([queue], now, " WHERE queue = %s", " AND queue = %s", queue.pk)
+    return found
+
+
+def _stand(
+    rows: Iterable[Queue], now: datetime, where: str = "", only: str = "", *of: str
+) -> list[QueueStatus]:
+    """Return how these queues stand, and others that have jobs as far as the conditions admit."""
+    limits = ("capacity", "max_running", "aging_seconds", "paused_at")
     found = {
-        row.name: QueueStatus(row.name, *(getattr(row, name) for name in fields))
-        for row in Queue.objects.using(_alias())
+        row.name: QueueStatus(row.name, *(getattr(row, name) for name in limits)) for row in rows
     }
-    for queue, state, n in reads.rows(COUNTS):
+    for queue, state, n in reads.rows(COUNTS.format(where=where), *of):
         found.setdefault(queue, QueueStatus(queue)).counts[state] = int(n)
-    for name, since in reads.rows(OLDEST_READY, LOOKED_AT_FOR_OLDEST):
+    for name, since in reads.rows(OLDEST_READY.format(only=only), LOOKED_AT_FOR_OLDEST, *of):
         if since is not None and name in found:
-            found[name].oldest_wait_seconds = waited_seconds(since, now)
+            waited = now - reads.dialect().from_db(since)
+            found[name].oldest_wait_seconds = max(waited.total_seconds(), 0.0)
     return [found[name] for name in sorted(found)]
 
 
@@ -296,11 +296,6 @@ def refused_since(moment: datetime) -> int:
     return int(n)
 
 
-def waited_seconds(since: Any, now: datetime) -> float:
-    """Return how long a job has been ready since a time as the database tells it, in seconds."""
-    return max((now - reads.dialect().from_db(since)).total_seconds(), 0.0)
-
-
 OVERVIEW_SECONDS: Final = 3.0
 """How long one overview serves all who look at the dashboard: less than the pause between looks."""
 
@@ -338,15 +333,6 @@ def read_overview() -> Overview:
         refused_last_day=refused_since(now - DAY),
         interrupted_last_day=_interrupted_since(now - DAY),
     )
-
-
-def queue_status(queue: Queue, now: datetime) -> QueueStatus:
-    """Return how one queue stands; see `queues`."""
-    limits = (queue.capacity, queue.max_running, queue.aging_seconds, queue.paused_at)
-    counts = {state: int(n) for state, n in reads.rows(COUNTS_OF, queue.pk)}
-    ((since,),) = reads.rows(OLDEST_OF, queue.pk, LOOKED_AT_FOR_OLDEST)
-    waited = None if since is None else waited_seconds(since, now)
-    return QueueStatus(queue.pk, *limits, counts, waited)
 
 
 def next_in_line(queue: str, limit: int) -> list[int]:

@@ -268,7 +268,7 @@ HOT: dict[str, tuple[Act, str, tuple[str, ...], str]] = {
         "relay_lease_one_open|relay_lease_job",
     ),
     "NEXT_OF": (_stand, "SELECT id FROM relay_queue_job", ("ORDER BY rank",), "relay_job_ready"),
-    "OLDEST_OF": (_stand, "SELECT min(n.available_at)", (), "relay_job_ready"),
+    "OLDEST_READY": (_stand, "SELECT q.name, ( SELECT min(", (), "relay_job_ready"),
     "LAST_GRANTED_BY": (_stand, "WITH RECURSIVE half", (), ROWID),
     "ENDED_OF": (_stand, "SELECT near.id", (), ROWID),
     "LIVE_WORKERS": (_watch, "SELECT id, incarnation", (), ROWID),
