@@ -174,6 +174,7 @@ _OTHERS: Final = {
     "workers": store.prune_workers,
     "minutes": store.prune_minutes,
     "bulk_acts": store.prune_bulk_acts,
+    "runs": store.prune_runs,
 }
 """What is pruned besides jobs. Each kind, and each state, has a setting ``RETAIN_…_SECONDS``."""
 

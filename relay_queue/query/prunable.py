@@ -10,7 +10,7 @@ from typing import Final
 
 from relay_queue.query import reads
 from relay_queue.states import TERMINAL
-from relay_queue.store.prune import OLD_BULK_ACTS, OLD_WORKERS
+from relay_queue.store.prune import OLD_BULK_ACTS, OLD_RUNS, OLD_WORKERS
 
 COUNT_JOBS: Final = "SELECT COUNT(*) FROM relay_queue_job WHERE state = %s AND finished_at < %s"
 """Count the old jobs of a state: a walk along the finished index."""
@@ -19,6 +19,7 @@ COUNTS: Final = {
     "workers": f"SELECT COUNT(*) FROM {OLD_WORKERS}",
     "minutes": "SELECT COUNT(*) FROM relay_queue_queueminute WHERE minute < %s",
     "bulk_acts": f"SELECT COUNT(*) FROM {OLD_BULK_ACTS}",
+    "runs": f"SELECT COUNT(*) FROM {OLD_RUNS}",
 }
 """Count the old rows of each other kind, by the name that ``relay prune`` gives it."""
 

@@ -100,12 +100,16 @@ MOST_LEASES: Final = 1000
 """Leases that one transaction deletes at the most."""
 
 
-DELETE_RUNS = """
+OLD_RUNS = """
+    relay_queue_schedulerun r WHERE r.fired_at < %s AND EXISTS (
+        SELECT 1 FROM relay_queue_schedulerun newer
+        WHERE newer.schedule_id = r.schedule_id AND newer.slot_at > r.slot_at)
+"""
+"""The old runs of schedules, but for the newest of each."""
+
+DELETE_RUNS = f"""
     DELETE FROM relay_queue_schedulerun WHERE id IN (
-        SELECT r.id FROM relay_queue_schedulerun r WHERE r.fired_at < %s AND EXISTS (
-            SELECT 1 FROM relay_queue_schedulerun newer
-            WHERE newer.schedule_id = r.schedule_id AND newer.slot_at > r.slot_at)
-        ORDER BY r.fired_at LIMIT %s)
+        SELECT r.id FROM {OLD_RUNS} ORDER BY r.fired_at LIMIT %s)
 """
 """Delete old runs of schedules, but for the newest of each."""
 

@@ -7,7 +7,8 @@ slot is fired once; the unique row of the slot keeps that so when an old backup 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -29,6 +30,7 @@ from relay_queue.states import TERMINAL, Missed, Overlap, RunOutcome, State
 from relay_queue.store.dialects import marks
 from relay_queue.store.enqueue import build_job, enqueue, job_options
 from relay_queue.store.operate import cancel
+from relay_queue.store.queues import READ_LOCK_TIMEOUT, SET_LOCK_TIMEOUT
 from relay_queue.store.records import Enqueued, NewJob
 from relay_queue.store.transaction import Transaction, transaction
 from relay_queue.store.trial import UNREADABLE
@@ -133,6 +135,9 @@ UNKNOWN_TASK: Final = "UnknownTask:"
 """How the last error of a job begins whose task is not in the code."""
 
 MAX_REASON_CHARS: Final = 500
+
+WAIT: Final = "20ms"
+"""How long one schedule waits for a lock. All the worker's jobs wait behind it."""
 
 
 class Declared(NamedTuple):
@@ -313,19 +318,42 @@ def fire_schedules(tx: Transaction, limit: int = 100) -> int:
     Each in a savepoint of its own: one that cannot be fired stands still with the reason.
     """
     rows = tx.fetch(FIND_DUE.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
-    names = ("id", "name", "last_job_id", "next_at", *DECLARED)
-    for values in rows:
-        try:
-            with transaction(rings=False) as savepoint:
-                _fire(savepoint, dict(zip(names, values, strict=True)), tx.now)
-        except (RelayError, *UNREADABLE) as error:
-            if isinstance(error, DatabaseError) and tx.dialect.diagnose(error) != "data":
-                raise  # a table, a right or the disk is at fault, and no schedule
-            reason = f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
-            tx.execute(STAND_STILL, [reason, tx.now_db, values[0]])
-    if rows:
+    if not rows:
+        return 0
+    with _short_waits(tx):
+        fired = sum(_fire_apart(tx, row) for row in rows)
+    if fired:
         tx.wake()
-    return len(rows)
+    return fired
+
+
+@contextmanager
+def _short_waits(tx: Transaction) -> Iterator[None]:
+    """Let no statement wait long for a lock: a user's open transaction may hold a queue's capacity."""
+    if not tx.dialect.lock_rows:
+        yield
+        return
+    ((before,),) = tx.fetch(READ_LOCK_TIMEOUT)
+    tx.fetch(SET_LOCK_TIMEOUT, [WAIT])
+    yield
+    tx.fetch(SET_LOCK_TIMEOUT, [before])
+
+
+def _fire_apart(tx: Transaction, row: tuple[Any, ...]) -> bool:
+    """Fire one schedule in a savepoint; False if it has to wait for somebody, and is tried again."""
+    names = ("id", "name", "last_job_id", "next_at", *DECLARED)
+    try:
+        with transaction(rings=False) as savepoint:
+            _fire(savepoint, dict(zip(names, row, strict=True)), tx.now)
+    except (RelayError, *UNREADABLE) as error:
+        trouble = tx.dialect.diagnose(error) if isinstance(error, DatabaseError) else "data"
+        if trouble == "busy" and tx.dialect.lock_rows:
+            return False
+        if trouble != "data":
+            raise  # a table, a right or the disk is at fault, and no schedule
+        reason = f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
+        tx.execute(STAND_STILL, [reason, tx.now_db, row[0]])
+    return True
 
 
 def _fire(tx: Transaction, values: dict[str, Any], now: datetime) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,7 +22,7 @@ from psycopg.pq import TransactionStatus
 
 from relay_queue import clock, store
 from relay_queue.exceptions import IdempotencyConflict, QueueFull, QueueInUse
-from relay_queue.models import Job, Lease, Queue, QueueCount, Worker
+from relay_queue.models import Job, Lease, Queue, QueueCount, Schedule, ScheduleRun, Worker
 from relay_queue.query import looks
 from relay_queue.store.dialects import dialect_for, pg_cursor
 from relay_queue.store.dialects.pg_cursor import PreparedCursor
@@ -48,6 +49,7 @@ from tests.store.actions import (
     rows,
     state,
 )
+from tests.store.test_schedules import declared
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 
@@ -948,3 +950,38 @@ def test_a_deletion_leaves_the_callers_lock_timeout_as_it_was(engine: str) -> No
         do(store.delete_queue, "mail")
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone()[0] == "7s"
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+def test_a_schedule_waits_for_a_queue_that_somebody_is_filling_and_keeps_no_other_back(
+    other: Other,
+) -> None:
+    do(store.set_limits, "tight", capacity=9)
+    past = clock.now() - timedelta(seconds=90)
+    with clock.use(lambda: past):
+        do(
+            store.sync_schedules,
+            "code:tests",
+            [declared("a", queue="tight", start_at=None), declared("b", start_at=None)],
+        )
+    with store.transaction() as tx:
+        store.enqueue(tx, job(queue="tight"))
+        assert other.does(lambda: do(store.fire_schedules)) == 1
+    ids = dict(rows(Schedule).values_list("name", "pk"))
+    assert {run.schedule_id for run in rows(ScheduleRun)} == {ids["b"]}
+    assert do(store.fire_schedules) == 1
+    fired = Counter(rows(ScheduleRun).values_list("schedule_id", "outcome"))
+    assert fired[ids["a"], "enqueued"] == fired[ids["b"], "enqueued"] > 0
+    assert_counters_exact()
+
+
+def test_workers_that_fire_at_the_same_time_pass_over_what_the_other_fires(other: Other) -> None:
+    past = clock.now() - timedelta(seconds=70)
+    with clock.use(lambda: past):
+        do(store.sync_schedules, "code:tests", [declared("a", start_at=None, missed="skip")])
+    with store.transaction() as tx:
+        assert store.fire_schedules(tx) == 1
+        assert other.does(lambda: do(store.fire_schedules)) == 0
+    assert rows(Job).count() == rows(ScheduleRun).filter(outcome="enqueued").count() > 0
