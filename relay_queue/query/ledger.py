@@ -12,17 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from django.db import connections
-from django.db.models import (
-    Case,
-    CharField,
-    Exists,
-    OuterRef,
-    Q,
-    QuerySet,
-    Value,
-    When,
-)
+from django.db.models import Case, CharField, Exists, OuterRef, Q, QuerySet, Value, When
 
 from relay_queue import conf
 from relay_queue.exceptions import JobNotFound
@@ -154,14 +144,9 @@ def count_verdicts() -> dict[Verdict, int]:
     three times, so that jobs which move meanwhile may be counted by where they were or are.
     """
     counts = dict.fromkeys(Verdict, 0)
-    with connections[conf.get().database].cursor() as cursor:
-        cursor.execute(TOTALS)
-        ((jobs, succeeded),) = cursor.fetchall()
-        cursor.execute(UNTROUBLED_RUNNING)
-        ((running,),) = cursor.fetchall()
-        cursor.execute(COUNT)
-        judged = cursor.fetchall()
-    for verdict, acked, n in judged:
+    ((jobs, succeeded),) = reads.rows(TOTALS)
+    ((running,),) = reads.rows(UNTROUBLED_RUNNING)
+    for verdict, acked, n in reads.rows(COUNT):
         counts[Verdict(verdict)] += n
         succeeded -= n if acked else 0
     counts[Verdict.RAN_ONCE] += max(0, int(succeeded))

@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import connections
 from django.db.models import AutoField
 
-from relay_queue import clock, conf
-from relay_queue.store.dialects import dialect_for
+from relay_queue import clock
+from relay_queue.query import reads
 
 SETTINGS: Final = (
     "fsync",
@@ -64,14 +63,11 @@ class Server:
 
 def read_server() -> Server | None:
     """Return the server that holds the queue; None if it is a file."""
-    connection = connections[conf.get().database]
-    if not dialect_for(connection).has_sessions:
+    if not reads.dialect().has_sessions:
         return None
-    connection.ensure_connection()  # connecting is not part of what is timed
-    with connection.cursor() as cursor:
-        before = clock.now()
-        cursor.execute(READ)
-        version, now, standby, *values = cursor.fetchone()
+    reads.connection().ensure_connection()  # connecting is not part of what is timed
+    before = clock.now()
+    ((version, now, standby, *values),) = reads.rows(READ)
     middle = before + (clock.now() - before) / 2
     return Server(
         f"PostgreSQL {version}",
@@ -85,25 +81,20 @@ def read_server() -> Server | None:
 
 def table_sizes() -> dict[str, dict[str, Any]]:
     """Return the size of each table with its indexes, its rows, and how many of them are dead."""
-    with connections[conf.get().database].cursor() as cursor:
-        cursor.execute(TABLES, ["relay\\_queue\\_%"])
-        return {
-            name: {"size_bytes": size, "rows": rows, "dead_rows": dead}
-            for name, size, rows, dead in cursor.fetchall()
-        }
+    return {
+        name: {"size_bytes": size, "rows": rows, "dead_rows": dead}
+        for name, size, rows, dead in reads.rows(TABLES, "relay\\_queue\\_%")
+    }
 
 
 def sequences_behind() -> Iterator[tuple[str, int, int]]:
     """Yield each table whose sequence is behind it: its name, the last id given, the highest id."""
-    connection = connections[conf.get().database]
+    quoted = reads.connection().ops.quote_name
     for model in apps.get_app_config("relay_queue").get_models():
         pk, table = model._meta.pk, model._meta.db_table
         if model._meta.proxy or not isinstance(pk, AutoField) or pk.column is None:
             continue
-        with connection.cursor() as cursor:
-            name = connection.ops.quote_name
-            statement = BEHIND.format(pk=name(pk.column), table=name(table))
-            cursor.execute(statement, [name(table), pk.column])
-            given, highest = cursor.fetchone()
+        statement = BEHIND.format(pk=quoted(pk.column), table=quoted(table))
+        ((given, highest),) = reads.rows(statement, quoted(table), pk.column)
         if highest is not None and given < highest:
             yield table, int(given), int(highest)
