@@ -43,8 +43,6 @@ FIRST_PAUSE_SECONDS: Final = 0.01
 
 MAX_PAUSE_SECONDS: Final = 1.0
 
-_MAX_DIGITS: Final = len(str(validation.MAX_ID))
-
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
@@ -315,9 +313,9 @@ def _id_of(job: AnyJob) -> int:
                 "its row is written when the transaction around its enqueue commits. Use the "
                 "result after that",
             )
-        if not (found.isascii() and found.isdecimal() and len(found) <= _MAX_DIGITS):
+        if (job_id := validation.parse_id(found)) is None:
             raise JobNotFound(found, "ids of Relay's jobs are whole numbers")
-        return int(found)
+        return job_id
     if isinstance(found, bool) or not isinstance(found, int):
         raise TypeError(
             f"{shown(job)} is a {type(job).__name__} and names no job; give the id of a job, or the "

@@ -22,7 +22,7 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from relay_queue import announce, conf, store, validation
-from relay_queue.backoff import Backoff
+from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
 from relay_queue.compat import (
     AnyResult,
     AnyTask,
@@ -38,7 +38,7 @@ from relay_queue.exceptions import (
     shown,
 )
 from relay_queue.payload import NO_ARGUMENTS
-from relay_queue.results import EnqueuedResults, new_result, note_enqueued, stored_result
+from relay_queue.results import EnqueuedResults, complete, new_result, note_enqueued, stored_result
 from relay_queue.store.enqueue import WAIT_STEP_SECONDS
 from relay_queue.task import (
     Call,
@@ -47,7 +47,6 @@ from relay_queue.task import (
     require_callable_with,
     require_calls,
     require_exceptions,
-    require_wait_seconds,
     resolve,
 )
 
@@ -186,9 +185,12 @@ class RelayBackend(BaseTaskBackend):
         except (ConfigurationError, InvalidJob):
             super().validate_task(task)
             return
-        if known is None or not known.validated or not _has_usable_call(task):
-            self._validate_all(task)
-            self._remember(task, validated=True)
+        if known is not None and known.validated:
+            with suppress(InvalidTask):  # whose cause the framework has words for, perhaps
+                _require_usable_call(task)
+                return
+        self._validate_all(task)
+        self._remember(task, validated=True)
 
     def _validate_all(self, task: AnyTask) -> None:
         self._require_admitted(task.queue_name)
@@ -209,7 +211,6 @@ class RelayBackend(BaseTaskBackend):
             )
         if isinstance(task, RelayTask):
             require_exceptions(task)
-            require_wait_seconds(task)
             self._require_atomic_is_possible(task)
         self._require_job_options(task)
 
@@ -250,7 +251,7 @@ class RelayBackend(BaseTaskBackend):
                 if left <= 0 or await sync_to_async(_is_inside_atomic)():
                     raise
             else:
-                object.__setattr__(result, "task", task)
+                complete(result, task=task)
                 return result
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 2, 1.0)
@@ -360,7 +361,7 @@ class RelayBackend(BaseTaskBackend):
 
     def _remember(self, task: AnyTask, *, validated: bool) -> _TaskOptions:
         """Check the options that tasks like this one share, and remember them."""
-        jobs = store.job_options(**{**self._job_options(task), "run_after": None})
+        jobs = store.job_options(**self._job_options(task))
         limit = self._option(task, "max_payload_bytes")
         options = _TaskOptions(conf.get(), jobs, limit, validated)
         with suppress(AttributeError, TypeError):
@@ -375,7 +376,6 @@ class RelayBackend(BaseTaskBackend):
             "queue": task.queue_name,
             "backend": self.alias,
             "priority": task.priority,
-            "run_after": task.run_after,
             **{name: self._option(task, name) for name in OF_JOBS},
         }
 
@@ -407,11 +407,10 @@ class RelayBackend(BaseTaskBackend):
     def _require_job_options(self, task: AnyTask) -> None:
         if not isinstance(backoff := self._option(task, "backoff"), Backoff | None):
             raise InvalidTask(f"backoff of {task.module_path} is {backoff!r}; use a Backoff.")
+        _require_usable_call(task)
         try:
             self._require_payload_limit(self._option(task, "max_payload_bytes"))
-            store.new_job(
-                idempotency_key=getattr(task, "idempotency_key", None), **self._job_options(task)
-            )
+            store.job_options(**self._job_options(task))
         except InvalidJob as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
 
@@ -448,17 +447,17 @@ def _kind(task: AnyTask) -> Hashable:
     return (*values, *map(type, values))
 
 
-def _has_usable_call(task: AnyTask) -> bool:
-    """Whether the options of one call are usable; those of its task were found to be."""
+def _require_usable_call(task: AnyTask) -> None:
+    """Raise ``InvalidTask`` unless the options of one call are usable."""
     try:
         if task.run_after is not None:
             validation.require_run_after(task.run_after, conf.get().max_defer_seconds)
         if isinstance(task, RelayTask):
             validation.require_idempotency_key(task.idempotency_key)
-            require_wait_seconds(task)
-    except (InvalidJob, InvalidTask):
-        return False
-    return True
+            if (wait := task.wait_seconds) is not None:
+                validation.require_seconds("wait_seconds", wait, 0.0, MAX_DELAY_SECONDS)
+    except InvalidJob as error:
+        raise InvalidTask(f"{task.module_path}: {error}") from error
 
 
 def _is_inside_atomic() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from relay_queue import conf, payload, validation
 from relay_queue.compat import (
@@ -75,12 +75,16 @@ def new_result(call: Call, alias: str) -> AnyResult:
 def note_enqueued(result: AnyResult, enqueued: Enqueued) -> None:
     """Give a new result what the table knows of its job now."""
     if enqueued.created:
-        object.__setattr__(result, "id", str(enqueued.job_id))
-        object.__setattr__(result, "enqueued_at", enqueued.created_at)
+        complete(result, id=str(enqueued.job_id), enqueued_at=enqueued.created_at)
         return
     found = stored_result(str(enqueued.job_id))  # of an earlier call with the same key
-    for item in fields(found):
-        object.__setattr__(result, item.name, getattr(found, item.name))
+    complete(result, **{item.name: getattr(found, item.name) for item in fields(found)})
+
+
+def complete(result: AnyResult, **values: Any) -> None:
+    """Fill fields of a result in: the framework's class is frozen, and refreshes itself so, too."""
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
 
 
 def stored_result(result_id: str) -> AnyResult:
@@ -95,7 +99,9 @@ def stored_result(result_id: str) -> AnyResult:
     # Models need loaded apps, and tasks may be imported before that.
     from relay_queue.models import Job
 
-    job = Job.objects.using(conf.get().database).filter(pk=_job_id(result_id)).first()
+    job_id = validation.parse_id(str(result_id)) or 0  # a project may well keep it as a number
+    rows = Job.objects.using(conf.get().database).filter(pk=job_id)
+    job = rows.first() if validation.is_id(job_id) else None
     if job is None:
         raise TaskResultDoesNotExist(result_id)
     try:
@@ -106,22 +112,19 @@ def stored_result(result_id: str) -> AnyResult:
     except (UnknownTask, PayloadError) as error:
         raise TaskResultMismatch(f"job {job.pk} cannot be shown as a result: {error}") from error
     leases = _charged(job, newest)
-    result = TaskResult(
-        task=task,
+    result = new_result((task, args, kwargs), job.backend)
+    complete(
+        result,
         id=str(job.pk),
         status=STATUSES[job.state],
         enqueued_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
         last_attempted_at=newest[0].acquired_at if newest else None,
-        args=args,
-        kwargs=kwargs,
-        backend=job.backend,
         errors=_errors(job, leases),
         worker_ids=[""] * (job.attempt - len(leases)) + [_worker(lease) for lease in leases],
+        _return_value=None if job.result is None else json.loads(job.result),
     )
-    if job.result is not None:
-        object.__setattr__(result, "_return_value", json.loads(job.result))
     return result
 
 
@@ -172,18 +175,6 @@ class EnqueuedResults(Sequence[AnyResult]):
             entry = self._enqueued[index]
             note_enqueued(result, entry._replace(created=entry.created and not self._stored))
         return result
-
-
-def _job_id(result_id: str) -> int:
-    """Return the job id in a result id; ids of other backends are texts of any kind."""
-    result_id = str(result_id)  # a project may well keep it as a number
-    if not (result_id.isascii() and result_id.isdecimal()):
-        raise TaskResultDoesNotExist(result_id)
-    # Longer numbers are no ids, and Python refuses to read very long ones.
-    job_id = int(result_id) if len(result_id) <= len(str(validation.MAX_ID)) else 0
-    if not validation.is_id(job_id):
-        raise TaskResultDoesNotExist(result_id)
-    return job_id
 
 
 def _charged(job: Job, newest: Sequence[Lease]) -> list[Lease]:

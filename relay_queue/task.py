@@ -39,7 +39,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string, module_has_submodule
 
 from relay_queue import conf, payload
-from relay_queue.backoff import MAX_DELAY_SECONDS, Backoff
+from relay_queue.backoff import Backoff
 from relay_queue.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
@@ -482,13 +482,3 @@ def require_exceptions(task: RelayTask[..., Any]) -> None:
             raise InvalidTask(
                 f"{name} of {task.module_path} is {kinds!r}; use a tuple of exception classes."
             )
-
-
-def require_wait_seconds(task: RelayTask[..., Any]) -> None:
-    """Raise ``InvalidTask`` unless ``wait_seconds`` is None or a length of time in its bounds."""
-    wait, limit = task.wait_seconds, MAX_DELAY_SECONDS
-    number = isinstance(wait, (int, float)) and not isinstance(wait, bool)
-    if wait is not None and not (number and 0 <= wait <= limit):
-        raise InvalidTask(
-            f"wait_seconds of {task.module_path} is {shown(wait)}; use seconds from 0 to {limit:g}."
-        )

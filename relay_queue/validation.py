@@ -23,6 +23,13 @@ def is_id(value: int) -> bool:
     return 0 < value <= MAX_ID
 
 
+def parse_id(text: str) -> int | None:
+    """Return the whole number that a text spells; None if it is none, or longer than any id."""
+    # Python refuses to read very long ones.
+    short = len(text) <= len(str(MAX_ID))
+    return int(text) if short and text.isascii() and text.isdecimal() else None
+
+
 def valid_ids(values: Iterable[int]) -> list[int]:
     """Return the ids that rows can have, each once, in the order given; the others are unknown."""
     return [value for value in dict.fromkeys(values) if is_id(value)]
