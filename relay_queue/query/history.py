@@ -14,17 +14,11 @@ from typing import Any
 
 from relay_queue.query import reads
 
-BY_MINUTE = """
-    SELECT minute, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
-    FROM relay_queue_queueminute WHERE minute >= %s{only} GROUP BY minute ORDER BY minute
+TALLIES = """
+    SELECT {key}, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
+    FROM relay_queue_queueminute WHERE minute >= %s{only} GROUP BY {key} ORDER BY {key}
 """
-"""Add up each minute over queues and workers, in the order of the key's index."""
-
-BY_QUEUE = """
-    SELECT queue, SUM(succeeded), SUM(failed), SUM(retried), SUM(died)
-    FROM relay_queue_queueminute WHERE minute >= %s{only} GROUP BY queue
-"""
-"""Add up each queue over minutes and workers."""
+"""Add up each ``minute``, in the order of the key's index, or each ``queue``, over all else."""
 
 BY_SLOT = """
     SELECT slot.key, SUM(CAST(slot.value AS bigint))
@@ -136,7 +130,7 @@ def series(now: datetime, width: timedelta, length: int) -> list[Bucket]:
     ``width`` is in whole minutes and divides a day.
     """
     spans = empty_series(now, width, length)
-    _fill(spans, _rows(BY_MINUTE.format(only=""), spans[0].start))
+    _fill(spans, _rows(TALLIES.format(key="minute", only=""), spans[0].start))
     return spans
 
 
@@ -148,9 +142,9 @@ def recent(now: datetime, minutes: int = 60, **of: Any) -> RecentStats:
     spans = empty_series(now, timedelta(minutes=1), minutes)
     only = "".join(f" AND {name} = %s" for name in of)
     since = (spans[0].start, *of.values())
-    _fill(spans, _rows(BY_MINUTE.format(only=only), *since))
+    _fill(spans, _rows(TALLIES.format(key="minute", only=only), *since))
     found = RecentStats(spans)
-    for queue, *counts in _rows(BY_QUEUE.format(only=only), *since):
+    for queue, *counts in _rows(TALLIES.format(key="queue", only=only), *since):
         found.queues[queue] = Tally(*map(int, counts))
     for column, histogram in (("wait_histogram", found.wait), ("run_histogram", found.run)):
         table = reads.dialect().each_count.format(column=column)

@@ -81,7 +81,7 @@ def jobs(asked: Criteria, names: Names) -> IndexScan:
     """Choose the scan of jobs: by the newest id if no other plan serves."""
     for choice in _JOB_CHOICES:
         scan = choice(asked, names)
-        if scan is not None and len(scan.branches) <= MOST_BRANCHES:
+        if scan is not None and 0 < len(scan.branches) <= MOST_BRANCHES:
             return scan
     return _BY_ID
 
@@ -89,8 +89,7 @@ def jobs(asked: Criteria, names: Names) -> IndexScan:
 def leases(asked: Criteria, names: Names) -> IndexScan:
     """Choose the scan of leases: the newest first."""
     if asked.ids is not None:
-        ids = marks(len(asked.ids)) or "NULL"
-        return IndexScan(LEASES, (Branch(f"job_id IN ({ids})", asked.ids),), covers=_names("ids"))
+        return _with_ids(LEASES, "job_id", asked.ids)
     if asked.presence.get("refused_at"):
         return IndexScan(LEASES, (Branch("refused_at IS NOT NULL"),), key="refused_at")
     if asked.presence.get("ended_at") is False:
@@ -103,10 +102,7 @@ def leases(asked: Criteria, names: Names) -> IndexScan:
 
 
 def _by_ids(asked: Criteria, names: Names) -> IndexScan | None:
-    if asked.ids is None:
-        return None
-    ids = marks(len(asked.ids)) or "NULL"
-    return IndexScan(JOBS, (Branch(f"id IN ({ids})", asked.ids),), covers=_names("ids"))
+    return None if asked.ids is None else _with_ids(JOBS, "id", asked.ids)
 
 
 def _by_key(asked: Criteria, names: Names) -> IndexScan | None:
@@ -115,7 +111,7 @@ def _by_key(asked: Criteria, names: Names) -> IndexScan | None:
     where = "idempotency_key IS NOT NULL AND queue = %s AND idempotency_key = %s"
     queues = [asked.queue] if asked.queue else names.queues
     branches = tuple(Branch(where, [queue, asked.key]) for queue in queues)
-    return IndexScan(JOBS, branches, covers=_names("key", "queue")) if branches else None
+    return IndexScan(JOBS, branches, covers=_names("key", "queue"))
 
 
 def _by_trouble(asked: Criteria, names: Names) -> IndexScan | None:
@@ -171,9 +167,7 @@ def _ready(asked: Criteria, names: Names) -> IndexScan | None:
     queues = [asked.queue] if asked.queue else names.queues
     branches = tuple(Branch(f"{READY} AND queue = %s", [queue]) for queue in queues)
     covers = _names("state", "queue")
-    return (
-        IndexScan(JOBS, branches, key="rank", descending=False, covers=covers) if branches else None
-    )
+    return IndexScan(JOBS, branches, key="rank", descending=False, covers=covers)
 
 
 def _never_started(asked: Criteria, names: Names) -> IndexScan | None:
@@ -219,6 +213,11 @@ _JOB_CHOICES: Final[Sequence[_Choice]] = (
     _never_started,
     _listing,
 )
+
+
+def _with_ids(table: str, column: str, ids: Sequence[int]) -> IndexScan:
+    where = f"{column} IN ({marks(len(ids)) or 'NULL'})"
+    return IndexScan(table, (Branch(where, ids),), covers=_names("ids"))
 
 
 def _has_place(asked: Criteria) -> bool:

@@ -98,12 +98,12 @@ class IndexScan:
         return self.key in {self.id, "rank"}
 
     def statement(
-        self, place: Place | None, *, forward: bool, inclusive: bool, limit: int, apart: bool
+        self, place: Place | None, limit: int, *, forward: bool = True, inclusive: bool = True
     ) -> tuple[str, list[Any]]:
         """Return the statement for the next ids and keys from a place on.
 
-        ``apart`` gives each of several branches an order and a limit; see
-        `Dialect.bounds_branches`.
+        Each of several branches has an order and a limit of its own where the database needs it;
+        see `Dialect.bounds_branches`.
         """
         down = self.descending == forward
         order = "DESC" if down else "ASC"
@@ -124,7 +124,7 @@ class IndexScan:
                 f"SELECT {distinct}{self.id} AS id, {self.key} AS k FROM {self.table} WHERE {where}"
             )
         end = f" ORDER BY 2 {order}, 1 {order} LIMIT {limit}"
-        if apart and len(parts) > 1 and not self.gather:
+        if len(parts) > 1 and not self.gather and reads.dialect().bounds_branches:
             parts = [f"({part}{end})" for part in parts]
         sql = " UNION ALL ".join(parts)
         if self.gather:
@@ -156,7 +156,7 @@ class ScanReader:
     ) -> list[Place]:
         """Return up to ``limit`` places after the first ``skip``, in the direction of the scan."""
         read = skip + limit if self.rest is None else SCAN
-        inner, params = self._rows(place, read, forward=forward, inclusive=inclusive)
+        inner, params = self.scan.statement(place, read, forward=forward, inclusive=inclusive)
         where, more = self._rest()
         # The order of the inner rows is kept: only so can the scan stop at the last one wanted.
         sql = f"SELECT s.id, s.k FROM ({inner}) s{where} LIMIT {limit} OFFSET {skip}"
@@ -167,35 +167,25 @@ class ScanReader:
         """Return the first place behind the rows that `read` checks, going forward, or None."""
         if self.rest is None:
             return None
-        inner, params = self._rows(place, SCAN + 1)
+        inner, params = self.scan.statement(place, SCAN + 1)
         sql = f"SELECT s.id, s.k FROM ({inner}) s LIMIT 1 OFFSET {SCAN}"
         found = reads.rows(sql, *params)
         return Place(found[0][1], found[0][0]) if found else None
 
     def count(self) -> Counted:
         """Count the rows, as far as `COUNT_SCAN` goes."""
-        inner, params = self._rows(None, COUNT_SCAN + 1)
+        inner, params = self.scan.statement(None, COUNT_SCAN + 1)
         where, more = self._rest("CASE WHEN", "THEN 1 ELSE 0 END")
         matched = f"COALESCE(SUM({where}), 0)" if where else "COUNT(*)"
         sql = f"SELECT COUNT(*), {matched} FROM ({inner}) s"
         ((looked_at, n),) = reads.rows(sql, *more, *params)
         return Counted(min(int(n), COUNT_SCAN), looked_at > COUNT_SCAN)
 
-    def _rows(
-        self, place: Place | None, limit: int, *, forward: bool = True, inclusive: bool = True
-    ) -> tuple[str, list[Any]]:
-        apart = reads.dialect().bounds_branches
-        return self.scan.statement(
-            place, forward=forward, inclusive=inclusive, limit=limit, apart=apart
-        )
-
     def _rest(self, before: str = " WHERE", after: str = "") -> tuple[str, list[Any]]:
         if self.rest is None:
             return "", []
-        one = self.rest.order_by().filter(pk=RawSQL("s.id", ())).values("pk")
-        # A filter that no row can match must become a condition, too, and not an exception.
-        sql, params = one.query.get_compiler(conf.get().database, elide_empty=False).as_sql()
-        return f"{before} EXISTS ({sql}) {after}".rstrip(), list(params)
+        sql, params = _is_among(self.rest)
+        return f"{before} EXISTS ({sql}) {after}".rstrip(), params
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +218,15 @@ def names_among(known: Names, jobs: QuerySet[Any]) -> Names:
 
     Costs one statement for each pair.
     """
-    one = jobs.order_by().filter(pk=RawSQL("s.id", ())).values("pk").query
-    compiler = one.get_compiler(conf.get().database, elide_empty=False)
-    sql, params = compiler.as_sql()
+    sql, params = _is_among(jobs)
     statement = SEEN.format(most=LOOKED_AT_FOR_NAME, seen=sql)
     pairs = [pair for pair in known.pairs if reads.rows(statement, *pair, *params)]
     return Names(sorted({queue for queue, _ in pairs}), pairs, known.cut_short)
+
+
+def _is_among(rows: QuerySet[Any]) -> tuple[str, list[Any]]:
+    """Return the statement that finds the row with the id ``s.id`` among others, if it is there."""
+    one = rows.order_by().filter(pk=RawSQL("s.id", ())).values("pk").query
+    # A filter that no row can match must become a condition, too, and not an exception.
+    sql, params = one.get_compiler(conf.get().database, elide_empty=False).as_sql()
+    return sql, list(params)

@@ -49,8 +49,6 @@ LOOKED_AT_FOR_OLDEST: Final = 1_000
 SILENT_SECONDS: Final = 60.0
 """Without a heartbeat for so long, in which six are due, a live worker is silent."""
 
-RECENTLY_STOPPED: Final = timedelta(days=1)
-
 MOST_STOPPED_WORKERS: Final = 10
 
 NEXT_DUE = f"""
@@ -194,7 +192,7 @@ def read_status() -> Status:
         queues=queues(now),
         workers=workers(now),
         next_due_at=looks.read_queues().next_due_at,
-        refused_last_day=refused_since(now - timedelta(days=1)),
+        refused_last_day=_count_since(REFUSED_SINCE, now - DAY),
         verdicts=ledger.count_verdicts(),
     )
 
@@ -231,7 +229,7 @@ def workers(now: datetime) -> list[WorkerStatus]:
     """Return the workers that have not stopped, then a few that did within a day."""
     rows = Worker.objects.using(_alias())
     live = rows.filter(stopped_at__isnull=True).order_by("name", "id")
-    stopped = rows.filter(stopped_at__gte=now - RECENTLY_STOPPED).order_by("-stopped_at", "-id")
+    stopped = rows.filter(stopped_at__gte=now - DAY).order_by("-stopped_at", "-id")
     held = dict(reads.rows(OPEN_PER_WORKER))
     return [
         WorkerStatus(row, held.get(row.id, 0), _age(row.heartbeat_at, now))
@@ -290,12 +288,6 @@ def unserved(queues: Iterable[QueueStatus], workers: Iterable[WorkerStatus]) -> 
     ]
 
 
-def refused_since(moment: datetime) -> int:
-    """Return how many owners came back late since a time and were refused."""
-    ((n,),) = reads.rows(REFUSED_SINCE, reads.dialect().to_db(moment))
-    return int(n)
-
-
 OVERVIEW_SECONDS: Final = 3.0
 """How long one overview serves all who look at the dashboard: less than the pause between looks."""
 
@@ -330,8 +322,8 @@ def read_overview() -> Overview:
         hour=history.recent(now),
         day=history.series(now, SPAN, int(DAY / SPAN)),
         next_due=_next_due(),
-        refused_last_day=refused_since(now - DAY),
-        interrupted_last_day=_interrupted_since(now - DAY),
+        refused_last_day=_count_since(REFUSED_SINCE, now - DAY),
+        interrupted_last_day=_count_since(INTERRUPTED_SINCE, now - DAY, MOST_INTERRUPTED),
     )
 
 
@@ -364,6 +356,6 @@ def _next_due() -> dict[str, datetime]:
     return {state: from_db(moment) for state, moment in reads.rows(NEXT_DUE, LOOKED_AT_FOR_DUE)}
 
 
-def _interrupted_since(moment: datetime) -> int:
-    ((jobs,),) = reads.rows(INTERRUPTED_SINCE, reads.dialect().to_db(moment), MOST_INTERRUPTED)
-    return int(jobs)
+def _count_since(statement: str, moment: datetime, *limit: int) -> int:
+    ((n,),) = reads.rows(statement, reads.dialect().to_db(moment), *limit)
+    return int(n)
