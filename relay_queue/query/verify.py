@@ -15,15 +15,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, transaction
 
-from relay_queue import conf
 from relay_queue import payload as payload_codec
 from relay_queue.db.wal import WalReport, read_wal_in_child
 from relay_queue.models import Job, Lease, QueueCount, Worker
 from relay_queue.query import reads
 from relay_queue.query.verify_rules import Fault, JobRow, LeaseRow, check_job
-from relay_queue.store.dialects import dialect_for
 from relay_queue.validation import is_incarnation
 
 JOBS_PER_RANGE: Final = 5_000
@@ -131,7 +129,7 @@ def verify(
     database that is not reached, or does not let us read, raises its error.
     """
     found = Verification()
-    progress = progress or _say_nothing
+    progress = progress or (lambda _what, _done, _total: None)
     if database_path is not None:
         progress("log", 0, 0)
         _verify_log(found, database_path)
@@ -157,13 +155,9 @@ def verify(
     return found
 
 
-def _say_nothing(_what: str, _done: int, _total: int) -> None:
-    pass
-
-
 def _verify_log(found: Verification, database_path: str) -> None:
     """Judge the raw bytes of the write-ahead log, as a child process reads them."""
-    if connections[conf.get().database].connection is not None:
+    if reads.connection().connection is not None:
         found.notes.append(
             "this process had the database open before the log was read, so a torn end may have "
             "been repaired unseen"
@@ -195,7 +189,7 @@ def _verify_file(found: Verification) -> None:
 
 
 def _has_tables(found: Verification) -> bool:
-    missing = TABLES - set(connections[conf.get().database].introspection.table_names())
+    missing = TABLES - set(reads.connection().introspection.table_names())
     if missing:
         found.add(Fault("tables", f"there is no table {', '.join(sorted(missing))}"))
     return not missing
@@ -320,10 +314,10 @@ def _verify_workers(found: Verification) -> None:
 @contextmanager
 def _stream(statement: str, *params: Any) -> Iterator[Iterable[Sequence[Any]]]:
     """Give the rows of a statement one after the other; the snapshot ends with the block."""
-    connection = connections[conf.get().database]
+    connection = reads.connection()
     # Outside a transaction a server would first write all rows down, however large their payloads.
     # A file reads on as it is asked to, and there a transaction would take the writer.
-    many = dialect_for(connection).has_sessions
+    many = reads.dialect().has_sessions
     block = transaction.atomic(connection.alias, savepoint=False) if many else nullcontext()
     with block, connection.chunked_cursor() as cursor:
         cursor.execute(statement, params)
