@@ -16,9 +16,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final, NoReturn, TypeGuard
 from zlib import crc32
 
@@ -85,8 +86,8 @@ def encode(
     roots = {"args": list(args), "kwargs": dict(kwargs)}
     text = _encode_plain(roots, roots.values(), max_bytes, max_depth)
     if text is None:
-        limits = _Limits("the arguments", "MAX_PAYLOAD_BYTES", max_bytes, max_depth)
-        text = _encode_carefully(roots, roots, limits)
+        search = _Conversion(_Limits("the arguments", "MAX_PAYLOAD_BYTES", max_bytes, max_depth))
+        text = _encode_carefully(search, roots, lambda found: found)
     return text
 
 
@@ -102,7 +103,12 @@ def encode_result(value: Any, *, max_bytes: int, max_depth: int) -> str:
     text = _encode_plain(value, (value,), max_bytes, max_depth)
     if text is None:
         limits = _Limits("the result", "MAX_RESULT_BYTES", max_bytes, max_depth)
-        text = _encode_converted(value, limits)
+        try:
+            text = _encode_carefully(
+                _ResultConversion(limits), {"result": value}, itemgetter("result")
+            )
+        except PayloadError as refusal:
+            raise ResultError(str(refusal), refusal.path) from refusal.__cause__
     return text
 
 
@@ -213,36 +219,25 @@ def _may_hide_long_integer(text: str) -> bool:
     return long and not 0 < sys.get_int_max_str_digits() <= MAX_INTEGER_DIGITS
 
 
-def _encode_carefully(value: Any, roots: Mapping[str, Any], limits: _Limits) -> str:
-    """Encode after a search that names the first value at fault by its path.
+def _encode_carefully(
+    conversion: _Conversion, roots: Mapping[str, Any], whole: Callable[[dict[str, Any]], Any]
+) -> str:
+    """Encode after a conversion that names the first value at fault by its path.
 
-    ``roots`` holds the outermost values by the name that their paths start with.
+    ``roots`` holds the outermost values by the name that their paths start with, and ``whole`` makes
+    of them what is encoded. Code of the values' own may run, and raise anything.
     """
+    limits = conversion.limits
     try:
-        search = _Search(limits)
-        for name, root in roots.items():
-            search.visit(root, name, 0)
-        text = _ENCODER.encode(value)
-    except (ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, PayloadError):
-            raise
-        raise PayloadError(f"{limits.what} cannot be stored as JSON: {error}") from error
+        converted = {name: conversion.convert(root, name, 0) for name, root in roots.items()}
+        text = _ENCODER.encode(whole(converted))
+    except PayloadError:
+        raise
+    except Exception as error:
+        reason = clean_text(error, _SHOWN_ERROR_CHARS)
+        raise PayloadError(f"{limits.what} cannot be stored as JSON: {reason}") from error
     if len(text) > limits.max_bytes:
         raise limits.too_large(f"{len(text):,}")
-    return text
-
-
-def _encode_converted(value: object, limits: _Limits) -> str:
-    """Encode a result after it was made of JSON types, by code of its own values in part."""
-    try:
-        text = _ENCODER.encode(_Conversion(limits).convert(value, "result", 0))
-        if len(text) > limits.max_bytes:
-            raise limits.too_large(f"{len(text):,}")
-    except PayloadError as refusal:
-        raise ResultError(str(refusal), refusal.path) from None
-    except Exception as error:
-        text = clean_text(error, _SHOWN_ERROR_CHARS)
-        raise ResultError(f"{limits.what} cannot be stored as JSON: {text}") from error
     return text
 
 
@@ -263,21 +258,55 @@ class _Limits:
 
 
 @dataclass(slots=True)
-class _Search:
-    """A depth-first search that raises `PayloadError` for the first value at fault."""
+class _Conversion:
+    """Copies a value, depth first. Raises `PayloadError` for the first part of it at fault."""
 
     limits: _Limits
     items: int = 0
     ancestors: set[int] = field(default_factory=set)
 
-    def visit(self, value: object, path: str, depth: int) -> None:
-        """Visit one value, which lies inside ``depth`` containers."""
+    def convert(self, value: object, path: str, depth: int) -> Any:
+        """Return one value, which lies inside ``depth`` containers, as JSON types."""
+        value = self.plain(value, path)
         self.items += 1
-        if self.items > self.limits.max_bytes:
+        # Before they are listed: a range says how long it is without having a single item.
+        size = len(value) if self.holds_items(value) else 0
+        if self.items + size > self.limits.max_bytes:
             raise self.limits.too_large(f"more than {self.limits.max_bytes:,}")
-        if isinstance(value, (dict, list, tuple)):
-            self._visit_container(value, path, depth)
-        elif isinstance(value, str):
+        if not self.holds_items(value):
+            self.require_scalar(value, path)
+            return value
+        self._enter(value, path, depth)
+        converted: Any
+        if isinstance(value, Mapping):
+            converted = self._convert_items(value, path, depth)
+        else:
+            converted = [
+                self.convert(item, f"{path}[{index}]", depth + 1)
+                for index, item in enumerate(value)
+            ]
+        self.ancestors.discard(id(value))
+        return converted
+
+    def plain(self, value: object, path: str) -> object:
+        """Return a value that is no container as JSON has it; here as it is."""
+        return value
+
+    def key(self, key: object, path: str) -> Any:
+        """Return a key as JSON has it; here as it is."""
+        return key
+
+    def holds_items(self, value: object) -> TypeGuard[Sequence[object] | Mapping[Any, object]]:
+        """Say whether a value becomes a list or a dictionary."""
+        return isinstance(value, (dict, list, tuple))
+
+    def hint(self, value: object) -> str:
+        """Return what to pass instead of a value."""
+        return _hint_for(value)
+
+    def require_scalar(self, value: object, path: str) -> None:
+        """Raise `PayloadError` unless JSON has a value that is no container."""
+        if isinstance(value, str):
             if _SURROGATE.search(value):
                 raise _fault(path, "is a string with a lone surrogate, which is not Unicode text.")
         elif isinstance(value, float):
@@ -291,24 +320,7 @@ class _Search:
             name = type(value).__name__
             raise _fault(path, f"is of type {name}, which JSON does not have. {self.hint(value)}")
 
-    def hint(self, value: object) -> str:
-        """Return what to pass instead of a value."""
-        return _hint_for(value)
-
-    def _visit_container(
-        self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: str, depth: int
-    ) -> None:
-        self.enter(value, path, depth)
-        if isinstance(value, dict):
-            for key, item in value.items():
-                self.visit(item, f"{path}[{_checked_key(key, path)}]", depth + 1)
-        else:
-            for index, item in enumerate(value):
-                self.visit(item, f"{path}[{index}]", depth + 1)
-        self.ancestors.discard(id(value))
-
-    def enter(self, value: object, path: str, depth: int) -> None:
-        """Note that the search is inside of a container. Raises for a circle, and beyond the limit."""
+    def _enter(self, value: object, path: str, depth: int) -> None:
         if id(value) in self.ancestors:
             raise _fault(path, "contains itself.")
         if depth > self.limits.max_depth:
@@ -316,44 +328,12 @@ class _Search:
             raise _fault(path, f"is nested too deep; the limit is {limit}. Flatten the data.")
         self.ancestors.add(id(value))
 
-
-@dataclass(slots=True)
-class _Conversion(_Search):
-    """Makes a value of JSON types from a result, as ``json.dumps`` and the framework do."""
-
-    def convert(self, value: object, path: str, depth: int) -> Any:
-        """Return one value, which lies inside ``depth`` containers, as JSON types."""
-        if isinstance(value, bytes):
-            value = _decoded(value, path)
-        if not _holds_items(value):
-            self.visit(value, path, depth)
-            return value
-        self.items += 1
-        # Before they are listed: a range says how long it is without having a single item.
-        if self.items + len(value) > self.limits.max_bytes:
-            raise self.limits.too_large(f"more than {self.limits.max_bytes:,}")
-        self.enter(value, path, depth)
-        converted: Any
-        if isinstance(value, Mapping):
-            converted = self._convert_items(value, path, depth)
-        else:
-            converted = [
-                self.convert(item, f"{path}[{index}]", depth + 1)
-                for index, item in enumerate(value)
-            ]
-        self.ancestors.discard(id(value))
-        return converted
-
-    def hint(self, value: object) -> str:
-        """Return what to return instead of a value."""
-        return _IN_THE_TASK.sub("", _hint_for(value)).replace("Pass", "Return", 1)
-
     def _convert_items(
         self, value: Mapping[Any, object], path: str, depth: int
     ) -> dict[str, object]:
         converted: dict[str, object] = {}
         for key, item in value.items():
-            text = _key_as_text(key, path)
+            text = self.key(key, path)
             where = f"{path}[{_checked_key(text, path)}]"
             if text in converted:
                 raise _fault(where, "is there twice, since JSON keys are text. Use other keys.")
@@ -361,15 +341,32 @@ class _Conversion(_Search):
         return converted
 
 
-def _key_as_text(key: object, path: str) -> Any:
-    """Return a key as ``json.dumps`` spells it; what it does not spell is returned as it is."""
-    if key is None or isinstance(key, bool):
-        return {None: "null", True: "true", False: "false"}[key]
-    if isinstance(key, int):
-        return int.__repr__(key)
-    if isinstance(key, float) and math.isfinite(key):
-        return float.__repr__(key)
-    return _decoded(key, path) if isinstance(key, bytes) else key
+class _ResultConversion(_Conversion):
+    """Makes a value of JSON types from a result, as ``json.dumps`` and the framework do."""
+
+    __slots__ = ()
+
+    def plain(self, value: object, path: str) -> object:
+        """Return bytes as the text that they are."""
+        return _decoded(value, path) if isinstance(value, bytes) else value
+
+    def key(self, key: object, path: str) -> Any:
+        """Return a key as ``json.dumps`` spells it; what it does not spell is returned as it is."""
+        if key is None or isinstance(key, bool):
+            return {None: "null", True: "true", False: "false"}[key]
+        if isinstance(key, int):
+            return int.__repr__(key)
+        if isinstance(key, float) and math.isfinite(key):
+            return float.__repr__(key)
+        return self.plain(key, path)
+
+    def holds_items(self, value: object) -> TypeGuard[Sequence[object] | Mapping[Any, object]]:
+        """Say whether a value is a sequence or a mapping of any type."""
+        return _holds_items(value)
+
+    def hint(self, value: object) -> str:
+        """Return what to return instead of a value."""
+        return _IN_THE_TASK.sub("", _hint_for(value)).replace("Pass", "Return", 1)
 
 
 def _decoded(value: bytes, path: str) -> str:
