@@ -86,8 +86,8 @@ def encode(
     roots = {"args": list(args), "kwargs": dict(kwargs)}
     text = _encode_plain(roots, roots.values(), max_bytes, max_depth)
     if text is None:
-        search = _Conversion(_Limits("the arguments", "MAX_PAYLOAD_BYTES", max_bytes, max_depth))
-        text = _encode_carefully(search, roots, lambda found: found)
+        search = _Conversion("the arguments", "MAX_PAYLOAD_BYTES", max_bytes, max_depth)
+        text = search.encode(roots, lambda found: found)
     return text
 
 
@@ -102,11 +102,9 @@ def encode_result(value: Any, *, max_bytes: int, max_depth: int) -> str:
     """
     text = _encode_plain(value, (value,), max_bytes, max_depth)
     if text is None:
-        limits = _Limits("the result", "MAX_RESULT_BYTES", max_bytes, max_depth)
+        search = _ResultConversion("the result", "MAX_RESULT_BYTES", max_bytes, max_depth)
         try:
-            text = _encode_carefully(
-                _ResultConversion(limits), {"result": value}, itemgetter("result")
-            )
+            text = search.encode({"result": value}, itemgetter("result"))
         except PayloadError as refusal:
             raise ResultError(str(refusal), refusal.path) from refusal.__cause__
     return text
@@ -219,51 +217,37 @@ def _may_hide_long_integer(text: str) -> bool:
     return long and not 0 < sys.get_int_max_str_digits() <= MAX_INTEGER_DIGITS
 
 
-def _encode_carefully(
-    conversion: _Conversion, roots: Mapping[str, Any], whole: Callable[[dict[str, Any]], Any]
-) -> str:
-    """Encode after a conversion that names the first value at fault by its path.
+@dataclass(slots=True)
+class _Conversion:
+    """Copies a value, depth first, within limits. Raises `PayloadError` for the first part at fault.
 
-    ``roots`` holds the outermost values by the name that their paths start with, and ``whole`` makes
-    of them what is encoded. Code of the values' own may run, and raise anything.
+    ``what`` is being encoded, and ``setting`` is where its ``max_bytes`` come from.
     """
-    limits = conversion.limits
-    try:
-        converted = {name: conversion.convert(root, name, 0) for name, root in roots.items()}
-        text = _ENCODER.encode(whole(converted))
-    except PayloadError:
-        raise
-    except Exception as error:
-        reason = clean_text(error, _SHOWN_ERROR_CHARS)
-        raise PayloadError(f"{limits.what} cannot be stored as JSON: {reason}") from error
-    if len(text) > limits.max_bytes:
-        raise limits.too_large(f"{len(text):,}")
-    return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """What is being encoded, and how much of it is admitted."""
 
     what: str
     setting: str
     max_bytes: int
     max_depth: int
-
-    def too_large(self, size: str) -> PayloadError:
-        return PayloadError(
-            f"{self.what} would take {size} bytes as JSON; the limit is {self.max_bytes:,}. Store "
-            f'the data elsewhere and pass a reference to it, or raise RELAY["{self.setting}"].'
-        )
-
-
-@dataclass(slots=True)
-class _Conversion:
-    """Copies a value, depth first. Raises `PayloadError` for the first part of it at fault."""
-
-    limits: _Limits
     items: int = 0
     ancestors: set[int] = field(default_factory=set)
+
+    def encode(self, roots: Mapping[str, Any], whole: Callable[[dict[str, Any]], Any]) -> str:
+        """Encode the copy, or raise for a value with its path.
+
+        ``roots`` holds the outermost values by the name that their paths start with, and ``whole``
+        makes of them what is encoded. Code of the values' own may run, and raise anything.
+        """
+        try:
+            converted = {name: self.convert(root, name, 0) for name, root in roots.items()}
+            text = _ENCODER.encode(whole(converted))
+        except PayloadError:
+            raise
+        except Exception as error:
+            reason = clean_text(error, _SHOWN_ERROR_CHARS)
+            raise PayloadError(f"{self.what} cannot be stored as JSON: {reason}") from error
+        if len(text) > self.max_bytes:
+            raise self._too_large(f"{len(text):,}")
+        return text
 
     def convert(self, value: object, path: str, depth: int) -> Any:
         """Return one value, which lies inside ``depth`` containers, as JSON types."""
@@ -271,8 +255,8 @@ class _Conversion:
         self.items += 1
         # Before they are listed: a range says how long it is without having a single item.
         size = len(value) if self.holds_items(value) else 0
-        if self.items + size > self.limits.max_bytes:
-            raise self.limits.too_large(f"more than {self.limits.max_bytes:,}")
+        if self.items + size > self.max_bytes:
+            raise self._too_large(f"more than {self.max_bytes:,}")
         if not self.holds_items(value):
             self.require_scalar(value, path)
             return value
@@ -320,11 +304,17 @@ class _Conversion:
             name = type(value).__name__
             raise _fault(path, f"is of type {name}, which JSON does not have. {self.hint(value)}")
 
+    def _too_large(self, size: str) -> PayloadError:
+        return PayloadError(
+            f"{self.what} would take {size} bytes as JSON; the limit is {self.max_bytes:,}. Store "
+            f'the data elsewhere and pass a reference to it, or raise RELAY["{self.setting}"].'
+        )
+
     def _enter(self, value: object, path: str, depth: int) -> None:
         if id(value) in self.ancestors:
             raise _fault(path, "contains itself.")
-        if depth > self.limits.max_depth:
-            limit = f'{self.limits.max_depth}, RELAY["MAX_PAYLOAD_DEPTH"]'
+        if depth > self.max_depth:
+            limit = f'{self.max_depth}, RELAY["MAX_PAYLOAD_DEPTH"]'
             raise _fault(path, f"is nested too deep; the limit is {limit}. Flatten the data.")
         self.ancestors.add(id(value))
 
