@@ -6,8 +6,9 @@ these tables. A new operation is a verb of the store and an entry here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -99,7 +100,7 @@ class JobOperation(Operation):
         ids = iter(dict.fromkeys(job_ids))
         while batch := list(islice(ids, BATCH)):
             while batch:
-                changed = _change(self, batch, given)
+                changed = store.in_transaction(partial(self.verb, job_ids=batch, **given))
                 batch = changed.left
                 yield changed
 
@@ -144,12 +145,6 @@ class WorkerOperation(Operation):
     order: WorkerOrder | None
     undo: WorkerOperation | None = None
     already: Any
-
-
-def _change(
-    operation: JobOperation, job_ids: Sequence[int], given: dict[str, int]
-) -> store.Changed:
-    return store.in_transaction(lambda tx: operation.verb(tx, job_ids, **given))
 
 
 RUN_NOW: Final = JobOperation(

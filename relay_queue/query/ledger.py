@@ -120,10 +120,11 @@ def annotate_verdict(jobs: QuerySet[Job]) -> QuerySet[Any]:
 @cache
 def condition(verdict: Verdict) -> Q:
     """Return a verdict as a condition on jobs: built once, since each page of a list asks for all."""
-    again, cut_short = _answered_twice(), Q(Exists(_others().filter(_cut_short())))
+    late_answer = Q(refused_verb__in=ANSWERING_VERBS)
+    again = _answered_twice()
+    cut_short = Q(Exists(_others().filter(Q(outcome__in=CUT_SHORT) & ~late_answer)))
     running = Q(Exists(_leases().filter(ended_at__isnull=True)))
-    unrun = Q(outcome=Outcome.UNRUN) & ~Q(refused_verb__in=ANSWERING_VERBS)
-    started = Q(Exists(_leases().exclude(unrun)))
+    started = Q(Exists(_leases().exclude(Q(outcome=Outcome.UNRUN) & ~late_answer)))
     match verdict:
         case Verdict.RAN_AGAIN:
             return again
@@ -223,10 +224,6 @@ def _leases() -> QuerySet[Lease]:
 def _others() -> QuerySet[Lease]:
     """The leases of a job that ended otherwise than acked."""
     return _leases().filter(outcome__in=NOT_ACKED)
-
-
-def _cut_short() -> Q:
-    return Q(outcome__in=CUT_SHORT) & ~Q(refused_verb__in=ANSWERING_VERBS)
 
 
 def _answered_twice() -> Q:
