@@ -34,7 +34,7 @@ from relay_queue.compat import (
 from relay_queue.context import RelayContext, enter, leave
 from relay_queue.exceptions import Cancelled, InvalidJob, TimedOut
 from relay_queue.models import Lease
-from relay_queue.results import stored_result
+from relay_queue.results import complete, stored_result
 from relay_queue.states import LAST_FAILURE, why_last
 from relay_queue.store.dialects import dialect_for
 from relay_queue.store.records import Claim, Settled, Settlement
@@ -342,7 +342,9 @@ def _earlier(claim: Claim) -> tuple[datetime, list[TaskError], list[str]]:
 
 def _succeeded_result(attempt: Attempt, value: Any) -> AnyResult:
     result = _running_result(attempt)
-    _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=clock.now(), _return_value=value)
+    complete(
+        result, status=TaskResultStatus.SUCCESSFUL, finished_at=clock.now(), _return_value=value
+    )
     return result
 
 
@@ -350,10 +352,10 @@ def _failed_result(attempt: Attempt) -> AnyResult:
     """Show the failure in the result: failed for good, or ready to be executed again."""
     result, settlement = _running_result(attempt), attempt.settlement
     if settlement.verb in {"snooze", "release"}:
-        _set(result, status=TaskResultStatus.READY)
+        complete(result, status=TaskResultStatus.READY)
         return result
     final = _is_final(attempt)
-    _set(
+    complete(
         result,
         status=TaskResultStatus.FAILED if final else TaskResultStatus.READY,
         finished_at=clock.now() if final else None,
@@ -398,11 +400,6 @@ def _named(claim: Claim) -> str:
 
 def _is_final(attempt: Attempt) -> bool:
     return attempt.settlement.fatal or attempt.claim.attempts_left < 1
-
-
-def _set(result: AnyResult, **values: Any) -> None:
-    for name, value in values.items():
-        object.__setattr__(result, name, value)
 
 
 def _forget(*, setting: str, **_: Any) -> None:
