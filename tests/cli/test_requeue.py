@@ -94,9 +94,9 @@ def test_many_jobs_are_changed_in_bounded_transactions(
     job_ids = dead(count=5)
     sizes: list[int] = []
 
-    def counting(tx: store.Transaction, batch: list[int]) -> store.Changed:
-        sizes.append(len(batch))
-        return store.requeue(tx, batch)
+    def counting(tx: store.Transaction, job_ids: list[int]) -> store.Changed:
+        sizes.append(len(job_ids))
+        return store.requeue(tx, job_ids)
 
     monkeypatch.setattr(operations, "BATCH", 2)
     changed, stopped = operate.change(replace(operations.REQUEUE, verb=counting), job_ids)
