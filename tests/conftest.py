@@ -61,7 +61,34 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(run.close)
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are left out for their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what only the build runs, and leave out what another Python runs."""
+    mark_second_engine(items)
+    leave_out_shared(config, items)
+
+
+def mark_second_engine(items: list[pytest.Item]) -> None:
+    """Mark a test of real processes as thorough on PostgreSQL, if it runs on a file, too.
+
+    These take much of the time of all tests. What an engine does otherwise is held by the
+    contract suite of the store, which always runs on both.
+    """
+    slow = [item for item in items if item.nodeid.startswith(("tests/process/", "tests/cli/"))]
+    engines = {item: getattr(item, "callspec", None) for item in slow}
+    of = {item: spec.params.get("engine") for item, spec in engines.items() if spec is not None}
+    on_files = {without_parameters(item) for item, engine in of.items() if engine == "sqlite"}
+    for item, engine in of.items():
+        if engine == "postgresql" and without_parameters(item) in on_files:
+            item.add_marker("thorough")
+
+
+def without_parameters(item: pytest.Item) -> str:
+    """Return a test without its parameters."""
+    return item.nodeid.partition("[")[0]
+
+
+def leave_out_shared(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the shared tests of another Python: ``RELAY_TEST_SHARE=1/2`` keeps the first half.
 
     A build runs on two Pythons and has 25 minutes. The tests closest to the framework run on

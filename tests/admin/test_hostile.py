@@ -157,7 +157,11 @@ def shapes(client: Client, job: Job, text: str) -> dict[str, Shape]:
     return found
 
 
-@pytest.mark.parametrize("texts", [HOSTILE[::2], HOSTILE[1::2]], ids=["even", "odd"])
+@pytest.mark.parametrize(
+    "texts",
+    [pytest.param(HOSTILE[::2], marks=pytest.mark.thorough), HOSTILE[1::2]],
+    ids=["even", "odd"],
+)
 def test_hostile_text_adds_no_element_and_no_handler(
     admin: Client, job: Job, texts: list[str]
 ) -> None:

@@ -132,7 +132,7 @@ def test_interrupted_run_stops_its_processes(folder: Path) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_bench_that_is_ended_leaves_no_process(
     project: Project, folder: Path, number: signal.Signals

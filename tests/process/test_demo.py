@@ -156,6 +156,7 @@ def test_workers_stop_by_themselves_when_the_demo_is_killed(demo: Demo) -> None:
     wait_until(lambda: not demo.pids(), message=lambda: str(demo.pids()))
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_the_demo_draws_within_its_width(demo: Demo) -> None:
     code, text = on_a_terminal(COMMAND, demo.environment, SECONDS)
     assert code == 0, text

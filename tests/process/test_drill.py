@@ -128,6 +128,7 @@ def drill(tmp_path: Path, database_file: Path) -> Iterator[Drill]:
     assert [p.name for p in tmp_path.glob("relay.sqlite3*")] == [database_file.name], "not opened"
 
 
+@pytest.mark.thorough  # `test_failure_table` executes the rows
 def test_every_row_is_kept_and_the_projects_database_not_opened(drill: Drill) -> None:
     assert drill.start("--json").wait(SECONDS) == 0, drill.output()
     rows = drill.rows()
@@ -198,6 +199,7 @@ def on_server(
     assert found.touched() == before, "the project's database is left alone"
 
 
+@pytest.mark.thorough
 def test_every_row_that_applies_is_kept_on_postgresql(on_server: OnServer) -> None:
     drill = on_server.drill
     assert drill.start("--json").wait(SECONDS) == 0, drill.output()

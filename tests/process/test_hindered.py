@@ -194,7 +194,14 @@ def jobs_done(farm: Farm, jobs: list[int]) -> bool:
 
 
 @on_each_engine
-@pytest.mark.parametrize("incarnation", ["no hex at all", "../../etc/passwd", "a" * 31])
+@pytest.mark.parametrize(
+    "incarnation",
+    [
+        pytest.param("no hex at all", marks=pytest.mark.thorough),
+        "../../etc/passwd",
+        pytest.param("a" * 31, marks=pytest.mark.thorough),
+    ],
+)
 def test_an_altered_worker_row_stops_neither_workers_nor_commands(
     farm: Farm, incarnation: str
 ) -> None:
