@@ -214,7 +214,8 @@ def resume(queue: str) -> bool:
 def delete_queue(queue: str) -> bool:
     """Delete a queue that has no job, with its limits and its pause. False if there is none.
 
-    The next enqueue makes it again. Raises `QueueInUse` if it has jobs, finished ones included, and
+    The next enqueue makes it again. On a server nobody else can use a queue until this is committed: do
+    not call it inside of a long ``atomic()``. Raises `QueueInUse` if it has jobs, finished ones included, and
     ``OperationalError`` if another transaction uses queues for long.
     """
     return store.in_transaction(lambda tx: store.delete_queue(tx, queue))

@@ -37,9 +37,9 @@ class ScheduleStatus:
 
 def schedules() -> list[ScheduleStatus]:
     """Return all schedules, by name."""
-    newest = ScheduleRun.objects.filter(schedule_id=OuterRef("pk")).order_by("-slot_at", "-id")
+    newest = ScheduleRun.objects.filter(schedule_id=OuterRef("pk"), manual=False)
     rows = Schedule.objects.using(conf.get().database).annotate(
-        last_outcome=Subquery(newest.values("outcome")[:1])
+        last_outcome=Subquery(newest.order_by("-slot_at").values("outcome")[:1])
     )
     return [_status(row) for row in rows.order_by("name")]
 

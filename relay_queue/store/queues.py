@@ -95,10 +95,6 @@ READ_COUNTS = """
 DELETE_QUEUE = "DELETE FROM relay_queue_queue WHERE name = %s"
 """Delete the row of a queue that has no job."""
 
-READ_LOCK_TIMEOUT = "SELECT current_setting('lock_timeout')"
-SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
-"""Bound how long a statement waits for a lock, until the end of the transaction."""
-
 FREEZE_WAIT: Final = "500ms"
 """How long the deletion of a queue waits for others. All who use any queue wait behind it."""
 
@@ -234,15 +230,14 @@ def delete_queue(tx: Transaction, queue: str) -> bool:
     The next enqueue makes it again, as the settings say. Statistics of past minutes stay until they
     are pruned. Raises `QueueInUse` if it has jobs, finished ones included. On a server it waits for
     the transactions that use any queue, since one of them may be about to add a job, and raises
-    ``OperationalError`` after ``FREEZE_WAIT``.
+    ``OperationalError`` after ``FREEZE_WAIT``. From then on to the commit nobody else can use a queue:
+    do not call it inside of a long ``atomic()``.
     """
     queue = _possible_name(queue)  # one that the settings do not list any more is to go, too
     tx.flush()  # else counters that this transaction owes would come back behind the deletion
     if tx.dialect.freeze_queues:
-        ((before,),) = tx.fetch(READ_LOCK_TIMEOUT)
-        tx.fetch(SET_LOCK_TIMEOUT, [FREEZE_WAIT])
-        tx.execute(tx.dialect.freeze_queues)
-        tx.fetch(SET_LOCK_TIMEOUT, [before])
+        with tx.waiting_at_most(FREEZE_WAIT):
+            tx.execute(tx.dialect.freeze_queues)
     # In a statement of its own: what was committed during the wait for the lock must be seen.
     if tx.fetch(HAS_JOBS, [queue]):
         raise QueueInUse(queue, {state: int(n) for state, n in tx.fetch(READ_COUNTS, [queue])})

@@ -7,8 +7,7 @@ slot is fired once; the unique row of the slot keeps that so when an old backup 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,7 +29,6 @@ from relay_queue.states import TERMINAL, Missed, Overlap, RunOutcome, State
 from relay_queue.store.dialects import marks
 from relay_queue.store.enqueue import build_job, enqueue, job_options
 from relay_queue.store.operate import cancel
-from relay_queue.store.queues import READ_LOCK_TIMEOUT, SET_LOCK_TIMEOUT
 from relay_queue.store.records import Enqueued, NewJob
 from relay_queue.store.transaction import Transaction, transaction
 from relay_queue.store.trial import UNREADABLE
@@ -68,8 +66,9 @@ INSERT: Final = f"""
     INSERT INTO relay_queue_schedule
         (name, source, fault, next_at, created_at, updated_at, {", ".join(DECLARED)})
     VALUES (%s, %s, '', %s, %s, %s, {marks(len(DECLARED))})
+    ON CONFLICT (name) DO NOTHING
 """
-"""Add a schedule."""
+"""Add a schedule, unless another deploy has just done so."""
 
 UPDATE: Final = f"""
     UPDATE relay_queue_schedule SET source = %s, fault = '', retired_at = NULL, next_at = %s,
@@ -91,8 +90,8 @@ READ_ONE: Final = f"""
 """Read one schedule, and keep workers from firing it."""
 
 FIND_DUE: Final = f"""
-    SELECT id, name, last_job_id, next_at, {", ".join(DECLARED)} FROM relay_queue_schedule
-    WHERE next_at <= %s ORDER BY next_at LIMIT %s{{lock}}
+    SELECT id, name, last_job_id, next_at, updated_at, {", ".join(DECLARED)}
+    FROM relay_queue_schedule WHERE next_at <= %s ORDER BY next_at LIMIT %s{{lock}}
 """
 """Find the schedules whose next slot has come, but for those that another worker fires now."""
 
@@ -128,7 +127,7 @@ NOTE_REFUSAL: Final = """
 """
 """Note why a slot has no job."""
 
-READ_LAST: Final = "SELECT state, last_error FROM relay_queue_job WHERE id = %s"
+READ_LAST: Final = "SELECT state, last_error, finished_at FROM relay_queue_job WHERE id = %s"
 """Read how the job of the slot before stands."""
 
 UNKNOWN_TASK: Final = "UnknownTask:"
@@ -227,7 +226,7 @@ def _all(tx: Transaction) -> list[dict[str, Any]]:
 
 
 def _decoded(tx: Transaction, row: dict[str, Any]) -> dict[str, Any]:
-    for name in ("start_at", "end_at", "next_at"):
+    for name in ("start_at", "end_at", "next_at", "updated_at"):
         if row.get(name) is not None:
             row[name] = tx.dialect.from_db(row[name])
     return row
@@ -320,28 +319,17 @@ def fire_schedules(tx: Transaction, limit: int = 100) -> int:
     rows = tx.fetch(FIND_DUE.format(lock=tx.dialect.skip_locked), [tx.now_db, limit])
     if not rows:
         return 0
-    with _short_waits(tx):
+    # A user's open transaction may be filling a queue with a capacity.
+    with tx.waiting_at_most(WAIT):
         fired = sum(_fire_apart(tx, row) for row in rows)
     if fired:
         tx.wake()
     return fired
 
 
-@contextmanager
-def _short_waits(tx: Transaction) -> Iterator[None]:
-    """Let no statement wait long for a lock: a user's open transaction may hold a queue's capacity."""
-    if not tx.dialect.lock_rows:
-        yield
-        return
-    ((before,),) = tx.fetch(READ_LOCK_TIMEOUT)
-    tx.fetch(SET_LOCK_TIMEOUT, [WAIT])
-    yield
-    tx.fetch(SET_LOCK_TIMEOUT, [before])
-
-
 def _fire_apart(tx: Transaction, row: tuple[Any, ...]) -> bool:
     """Fire one schedule in a savepoint; False if it has to wait for somebody, and is tried again."""
-    names = ("id", "name", "last_job_id", "next_at", *DECLARED)
+    names = ("id", "name", "last_job_id", "next_at", "updated_at", *DECLARED)
     try:
         with transaction(rings=False) as savepoint:
             _fire(savepoint, dict(zip(names, row, strict=True)), tx.now)
@@ -436,14 +424,25 @@ def _in_the_place_of(job_id: int, job: NewJob) -> Enqueued:
 
 
 def _is_unfinished(tx: Transaction, job_id: int | None) -> bool:
-    rows = tx.fetch(READ_LAST, [job_id]) if job_id is not None else []
-    return bool(rows) and rows[0][0] not in TERMINAL
+    last = _last(tx, job_id)
+    return last is not None and last[0] not in TERMINAL
 
 
 def _lacks_its_task(tx: Transaction, row: _Row) -> bool:
-    """Say whether the last job has died because no worker knows the task: each next one would, too."""
-    rows = tx.fetch(READ_LAST, [row.last_job_id]) if row.last_job_id is not None else []
-    return bool(rows) and rows[0][0] == State.DEAD and rows[0][1].startswith(UNKNOWN_TASK)
+    """Say whether the last job has died because no worker knows the task: each next one would, too.
+
+    A death before the schedule was last changed does not count: the code has the task again.
+    """
+    last = _last(tx, row.last_job_id)
+    if last is None or last[0] != State.DEAD or not last[1].startswith(UNKNOWN_TASK):
+        return False
+    return bool(tx.dialect.from_db(last[2]) > row.columns["updated_at"])
+
+
+def _last(tx: Transaction, job_id: int | None) -> tuple[str, str, Any] | None:
+    """Return the state, the last error and the end of the job of the slot before, if it is there."""
+    rows = tx.fetch(READ_LAST, [job_id]) if job_id is not None else []
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
 def _job(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +27,10 @@ ADD_TO_COUNTS = """
     ON CONFLICT (queue, state, shard) DO UPDATE SET n = relay_queue_queuecount.n + excluded.n
 """
 """Add to the number of jobs per queue and state."""
+
+READ_LOCK_TIMEOUT = "SELECT current_setting('lock_timeout')"
+SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
+"""Bound how long a statement waits for a lock, until the end of the transaction."""
 
 COUNT_CASTS = ("text", "text", "bigint")
 
@@ -165,6 +169,21 @@ class Transaction:
     def count(self, queue: str, state: str, n: int) -> None:
         """Note that a state of a queue has gained ``n`` jobs; written before the commit."""
         self._counts[queue, state] += n
+
+    @contextmanager
+    def waiting_at_most(self, time: str) -> Iterator[None]:
+        """Bound how long each statement within waits for a lock, ``"20ms"``; see `Dialect.lock_rows`.
+
+        The bound of before comes back, also if the transaction is the caller's. If a statement fails,
+        the transaction or its savepoint is undone, and the bound with it.
+        """
+        if not self.dialect.lock_rows:  # one writer at a time, and no lock to wait for
+            yield
+            return
+        ((before,),) = self.fetch(READ_LOCK_TIMEOUT)
+        self.fetch(SET_LOCK_TIMEOUT, [time])
+        yield
+        self.fetch(SET_LOCK_TIMEOUT, [before])
 
     def _run(self, act: Callable[[str, Sequence[Any]], Any], statement: str, params: Any) -> Any:
         if self.connection.needs_rollback:

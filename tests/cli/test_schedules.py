@@ -64,3 +64,11 @@ def test_the_command_says_what_it_needs(relay: Relay, arguments: list[str], why:
     schedules.sync()
     with pytest.raises(CommandError, match=why):
         relay("schedules", *arguments)
+
+
+def test_a_run_by_hand_is_not_shown_as_what_became_of_the_last_slot(relay: Relay) -> None:
+    schedule("s", every(900))(tasks.noop)
+    relay("schedules", "sync")
+    relay("schedules", "run", "s")
+    (each,) = relay("schedules", "--json").data["schedules"]
+    assert (each["last_outcome"], each["last_slot_at"], each["last_job_id"]) == ("", None, None)

@@ -265,6 +265,13 @@ def test_run_after_is_kept_through_retries_and_a_requeue(hours: int) -> None:
     assert tasks.fail.get_result(result.id).task == task
 
 
+def test_run_after_is_kept_through_a_snooze() -> None:
+    task = tasks.add.using(run_after=timezone.now() - timedelta(hours=1))
+    result = task.enqueue(1)
+    settle(claim(), "snooze", delay_seconds=60)
+    assert tasks.add.get_result(result.id).task == task
+
+
 def test_a_batch_keeps_run_after_for_the_jobs_that_asked_for_it() -> None:
     asked = timezone.now() + timedelta(hours=1)
     results = enqueue_many([tasks.add.using(run_after=asked).bind(1), tasks.add.bind(2)])

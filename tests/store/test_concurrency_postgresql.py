@@ -985,3 +985,23 @@ def test_workers_that_fire_at_the_same_time_pass_over_what_the_other_fires(other
         assert store.fire_schedules(tx) == 1
         assert other.does(lambda: do(store.fire_schedules)) == 0
     assert rows(Job).count() == rows(ScheduleRun).filter(outcome="enqueued").count() > 0
+
+
+def test_two_deploys_at_once_add_a_schedule_once(other: Other) -> None:
+    with store.transaction() as tx:
+        store.sync_schedules(tx, "code:tests", [declared("a", start_at=None)])
+        late = other.starts(
+            lambda: do(store.sync_schedules, "code:tests", [declared("a", start_at=None)])
+        )
+        assert waits(late)
+    late.result(PATIENCE_SECONDS)
+    assert rows(Schedule).count() == 1
+
+
+def test_a_claim_that_is_not_committed_keeps_its_queue(other: Other) -> None:
+    enqueue(queue="mail")
+    with store.transaction() as tx:
+        assert store.claim(tx, worker_id=None, queues=["mail"], limit=1)
+        with pytest.raises((OperationalError, QueueInUse)):
+            other.does(lambda: do(store.delete_queue, "mail"))
+    assert rows(Queue).filter(pk="mail").exists()

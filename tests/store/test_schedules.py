@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from relay_queue import store
-from relay_queue.exceptions import InvalidSchedule
+from relay_queue.exceptions import InvalidSchedule, UnknownTask
 from relay_queue.models import Job, Schedule, ScheduleRun
 from relay_queue.query import looks
-from relay_queue.store.schedules import MOST_MISSED, Declared
+from relay_queue.store.schedules import MOST_MISSED, UNKNOWN_TASK, Declared
 from relay_queue.timing import slot_of
+from relay_queue.worker.outcome import describe
 from tests.store.actions import (
     START,
     Wall,
@@ -365,10 +366,21 @@ def test_a_schedule_whose_task_is_gone_makes_one_dead_letter_and_stands_still(wa
         fire()
     assert rows(Job).count() == 1
     assert (row().next_at, row().fault[:25]) == (None, "its task tests.tasks.noop")
-    sync(declared())
+    sync(declared())  # which a sync does not do unless the code has the task again
     wall.advance(60)
     fire()
-    assert rows(Job).count() == 1, "the code has the task no more than before"
+    assert rows(Job).count() == 2
+    nack(claim_one(), fatal=True, message="UnknownTask: gone once more")
+    wall.advance(60)
+    fire()
+    assert rows(Job).count() == 2
+    assert row().next_at is None
+
+
+def test_a_job_that_dies_for_want_of_its_task_says_so_as_schedules_expect() -> None:
+    enqueue()
+    told = describe(claim_one(), UnknownTask("'shop.tasks.gone' is nothing, not a task."))
+    assert told.message.startswith(UNKNOWN_TASK)
 
 
 # --- An operator ----------------------------------------------------------------------------------
